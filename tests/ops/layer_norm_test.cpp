@@ -61,7 +61,9 @@ TEST(LayerNorm, EachKernel) {
                {bfloat16, float32, 305, 20'665},  {float16, float16, 110, 57'343},   {bfloat16, bfloat16, 401, 16'395},
                {float16, float16, 4100, 1025},    {bfloat16, float32, 3001, 1529},   {float32, float32, 110, 40'001},
                {bfloat16, bfloat16, 450, 9402},   {float16, float16, 34'000, 250},   {bfloat16, float32, 28'000, 301},
-               {bfloat16, bfloat16, 3500, 601},   {float32, float32, 78'000, 109},   {float16, float32, 183'000, 184}};
+               {bfloat16, bfloat16, 3500, 601},   {float32, float32, 78'000, 109},   {float16, float32, 183'000, 184},
+               {bfloat16, bfloat16, 64, 24'896},  {bfloat16, float32, 32, 36'288},   {float32, float32, 64, 17'472},
+               {float32, float32, 32, 49'152},    {float32, float32, 300, 20'008}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {

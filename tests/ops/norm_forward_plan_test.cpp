@@ -132,19 +132,22 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
   });
 }
 
-// The order in which a row is summed depends only on its length, its alignment and the dtype of x. The exception are
-// long unaligned rows.
+// The order in which a row is summed depends only on its length, its alignment and the dtype of x. The exceptions are
+// long unaligned rows and, if there are few of them, aligned rows that clusters share.
 TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
   for_shapes([](const NormShape& s) {
     NormShape other = s;
     other.weight = s.x;
-    other.parameters = false;
     other.multiprocessors = 60;
-    const bool longer = s.columns > (size_of(s.x) == 2 ? 1024 : 32768);
-    if (s.packed || size_of(s.x) > 4 || !longer) {
-      other.rows = 5;
-    }
     const NormForwardPlan a = norm_forward_plan(s);
+    const bool longer = s.columns > (size_of(s.x) == 2 ? 1024 : 32768);
+    const bool few_clusters = a.team == Team::cluster && s.packed && s.rows < 500;
+    if (!few_clusters) {
+      other.parameters = false;
+    }
+    if ((s.packed && !few_clusters) || size_of(s.x) > 4 || !longer) {
+      other.rows = few_clusters || a.team != Team::cluster ? 5 : 5000;
+    }
     const NormForwardPlan b = norm_forward_plan(other);
     ASSERT_EQ(a.kernel, b.kernel);
     ASSERT_EQ(a.team, b.team);
@@ -220,8 +223,8 @@ TEST(NormForwardPlan, FewBlocks) {
   EXPECT_TRUE(few(132, 16'384, float16, float32));
   EXPECT_FALSE(few(133, 16'384, float16, float32));
   EXPECT_FALSE(few(1, 768, bfloat16, float32));  // here, warps share the parameters
-  EXPECT_TRUE(few(15, 65'536, bfloat16, float32));
-  EXPECT_FALSE(few(16, 65'536, bfloat16, float32));
+  EXPECT_TRUE(few(30, 65'536, bfloat16, float32));
+  EXPECT_FALSE(few(31, 65'536, bfloat16, float32));
   EXPECT_TRUE(few(7, 262'144, bfloat16, bfloat16));
   EXPECT_FALSE(few(8, 262'144, bfloat16, bfloat16));  // an H200 has room for 7 clusters of 16 blocks
   EXPECT_TRUE(few(5, 1229, bfloat16, bfloat16));
@@ -231,6 +234,32 @@ TEST(NormForwardPlan, FewBlocks) {
   NormShape no_bias = shape_of(1, 2048, float16, float16);
   no_bias.parameters = false;
   EXPECT_FALSE(norm_forward_plan(no_bias).few);
+}
+
+// If there are few rows, clusters have such sizes that all blocks run at once. The choice does not depend on the GPU.
+TEST(NormForwardPlan, FewClusters) {
+  struct Expected {
+    std::int64_t rows;
+    std::int64_t columns;
+    DType x;
+    bool few;
+    int blocks;
+    int packs;
+  };
+  for (const Expected& e : {Expected{16, 24'896, bfloat16, true, 8, 2}, Expected{32, 24'896, bfloat16, true, 4, 4},
+                            Expected{64, 24'896, bfloat16, true, 2, 4}, Expected{67, 24'896, bfloat16, false, 8, 2},
+                            Expected{5000, 24'896, bfloat16, false, 8, 2}, Expected{16, 36'288, bfloat16, true, 8, 4},
+                            Expected{64, 17'472, float32, true, 2, 8}, Expected{32, 49'152, float32, true, 16, 8},
+                            Expected{250, 49'152, float32, false, 8, 4}}) {
+    NormShape s = shape_of(e.rows, e.columns, e.x, e.x);
+    const NormForwardPlan p = norm_forward_plan(s);
+    const std::string what = fmt::format("{} × {}", e.rows, e.columns);
+    EXPECT_EQ(p.few, e.few) << what;
+    EXPECT_EQ(p.blocks, e.blocks) << what;
+    EXPECT_EQ(p.packs, e.packs) << what;
+    s.multiprocessors = 60;
+    EXPECT_EQ(norm_forward_plan(s).blocks, e.blocks) << what;
+  }
 }
 
 TEST(NormForwardPlan, SumsAreHeldInPacks) {

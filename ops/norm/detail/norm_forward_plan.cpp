@@ -154,22 +154,6 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return pack == 2 ? hold(s.columns, pack, {{1, 8}, {1, 4}, {1, 2}, {1, 1}}) : hold(s.columns, pack, {{1, 16}, {1, 8}});
 }
 
-/// The plan for rows that a cluster holds in registers. Returns the looped plan if there is no kernel.
-NormForwardPlan cluster_plan(const NormShape& s, int pack) {
-  if (!s.clusters || s.adds || size_of(s.x) > 4 || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
-    return {};
-  }
-  if (pack == 8) {  // with fewer packs, layer norms have room for two blocks on a multiprocessor
-    return s.centered && s.columns <= 65536 ? hold(s.columns, pack, {{8, 2}, {8, 4}})
-                                            : hold(s.columns, pack, {{8, 4}, {16, 4}});
-  }
-  if (pack == 4) {
-    return hold(s.columns, pack, {{8, 4}, {8, 8}, {16, 8}});
-  }
-  const int most = s.columns <= 24576 && pack == 2 ? 4 : 8;
-  return hold(s.columns, pack, {{most, 16}, {16, 16}});
-}
-
 /// Whether all blocks can run at once on a GPU with this many multiprocessors, each of which runs `threads` threads.
 bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors, int threads) {
   if (p.team == Team::cluster) {  // the blocks of a cluster must lie in one GPC, so that some remain unused
@@ -177,6 +161,52 @@ bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocesso
     return s.rows * p.blocks <= std::int64_t{threads / p.threads} * multiprocessors;
   }
   return s.rows * p.threads <= std::int64_t{threads} * multiprocessors;
+}
+
+/// The same for clusters with the parameters in registers.
+bool clusters_run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors) {
+  // RMS norms need so few registers that a multiprocessor runs twice as many threads.
+  return run_at_once(s, p, multiprocessors, kForwardBlock * (!s.centered && p.pack == 8 ? 2 : 1));
+}
+
+/// If not all blocks of plan p can run at once, returns one whose blocks can, since they have more packs per thread; p
+/// if there is none. Depends on the number of multiprocessors of an H200 and not on the GPU's, so that results do not
+/// depend on the GPU.
+NormForwardPlan at_once_plan(const NormShape& s, const NormForwardPlan& p) {
+  constexpr int kBusy = 100;  // blocks that keep nearly all multiprocessors busy
+  if (p.kernel == NormForwardPlan::Kernel::looped || clusters_run_at_once(s, p, kPersistentBlocks)) {
+    return p;
+  }
+  NormForwardPlan best = p;
+  for (const int blocks : {16, 8, 4, 2}) {  // small clusters are faster, if there are enough of them
+    const NormForwardPlan other = divide(p.kernel, s.columns, p.pack, {blocks, p.pack == 8 ? 4 : 8});
+    const bool fits = other.threads <= kForwardBlock && clusters_run_at_once(s, other, kPersistentBlocks);
+    if (fits && (!best.few || s.rows * blocks >= kBusy)) {
+      best = other;
+      best.few = true;
+    }
+  }
+  return best;
+}
+
+/// The plan for rows that a cluster holds in registers. Returns the looped plan if there is no kernel.
+NormForwardPlan cluster_plan(const NormShape& s, int pack) {
+  if (!s.clusters || s.adds || size_of(s.x) > 4 || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
+    return {};
+  }
+  if (pack >= 4) {
+    NormForwardPlan p;
+    if (pack == 4) {
+      p = hold(s.columns, pack, {{8, 4}, {8, 8}, {16, 8}});
+    } else if (s.centered && s.columns <= 65536) {  // with fewer packs, two blocks have room on a multiprocessor
+      p = hold(s.columns, pack, {{8, 2}, {8, 4}});
+    } else {
+      p = hold(s.columns, pack, {{8, 4}, {16, 4}});
+    }
+    return s.parameters ? at_once_plan(s, p) : p;
+  }
+  const int most = s.columns <= 24576 && pack == 2 ? 4 : 8;
+  return hold(s.columns, pack, {{most, 16}, {16, 16}});
 }
 
 /// Whether persistent blocks keep the parameters in shared memory, because weight and bias each have twice as many
@@ -240,8 +270,7 @@ bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
     return false;
   }
   if (p.team == Team::cluster) {
-    // RMS norms need so few registers that a multiprocessor runs twice as many threads.
-    return run_at_once(s, p, s.multiprocessors, kForwardBlock * (!s.centered && p.pack == 8 ? 2 : 1));
+    return clusters_run_at_once(s, p, s.multiprocessors);
   }
   if (shares(s) && p.team != Team::block) {  // such warps have them early, in shared memory
     return false;
