@@ -144,9 +144,9 @@ TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
     const bool few_clusters = a.team == Team::cluster && s.packed && s.rows < 500;
     if (!few_clusters) {
       other.parameters = false;
-    }
-    if ((s.packed && !few_clusters) || size_of(s.x) > 4 || !longer) {
-      other.rows = few_clusters || a.team != Team::cluster ? 5 : 5000;
+      if (s.packed || size_of(s.x) > 4 || !longer) {
+        other.rows = a.team == Team::cluster ? 5000 : 5;
+      }
     }
     const NormForwardPlan b = norm_forward_plan(other);
     ASSERT_EQ(a.kernel, b.kernel);
