@@ -154,36 +154,32 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return pack == 2 ? hold(s.columns, pack, {{1, 8}, {1, 4}, {1, 2}, {1, 1}}) : hold(s.columns, pack, {{1, 16}, {1, 8}});
 }
 
-/// Whether all blocks can run at once on a GPU with this many multiprocessors, each of which runs `threads` threads.
-bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors, int threads) {
-  if (p.team == Team::cluster) {  // the blocks of a cluster must lie in one GPC, so that some remain unused
-    multiprocessors -= kPersistentBlocks - persistent_blocks(p.blocks);
-    return s.rows * p.blocks <= std::int64_t{threads / p.threads} * multiprocessors;
-  }
-  return s.rows * p.threads <= std::int64_t{threads} * multiprocessors;
-}
-
-/// The same for clusters with the parameters in registers.
+/// Whether all blocks of clusters can run at once on a GPU with this many multiprocessors, with the parameters in
+/// registers.
 bool clusters_run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors) {
   // RMS norms need so few registers that a multiprocessor runs twice as many threads.
-  return run_at_once(s, p, multiprocessors, kForwardBlock * (!s.centered && p.pack == 8 ? 2 : 1));
+  const int threads = kForwardBlock * (!s.centered && p.pack == 8 ? 2 : 1);
+  // The blocks of a cluster must lie in one GPC, so that some multiprocessors remain unused.
+  multiprocessors -= kPersistentBlocks - persistent_blocks(p.blocks);
+  return s.rows * p.blocks <= std::int64_t{threads / p.threads} * multiprocessors;
 }
 
-/// If not all blocks of plan p can run at once, returns one whose blocks can, since they have more packs per thread; p
-/// if there is none. Depends on the number of multiprocessors of an H200 and not on the GPU's, so that results do not
+/// If not all blocks of plan p can run at once, returns one for clusters of another size whose blocks can, with the
+/// most packs per thread; p if there is none. It counts on 132 multiprocessors on any GPU, so that results do not
 /// depend on the GPU.
 NormForwardPlan at_once_plan(const NormShape& s, const NormForwardPlan& p) {
   constexpr int kBusy = 100;  // blocks that keep nearly all multiprocessors busy
-  if (p.kernel == NormForwardPlan::Kernel::looped || clusters_run_at_once(s, p, kPersistentBlocks)) {
+  if (p.kernel == NormForwardPlan::Kernel::looped || !s.parameters || clusters_run_at_once(s, p, kPersistentBlocks)) {
     return p;
   }
   NormForwardPlan best = p;
-  for (const int blocks : {16, 8, 4, 2}) {  // small clusters are faster, if there are enough of them
+  for (const int blocks : {2, 4, 8, 16}) {  // small clusters are faster, if there are enough of them
     const NormForwardPlan other = divide(p.kernel, s.columns, p.pack, {blocks, p.pack == 8 ? 4 : 8});
-    const bool fits = other.threads <= kForwardBlock && clusters_run_at_once(s, other, kPersistentBlocks);
-    if (fits && (!best.few || s.rows * blocks >= kBusy)) {
+    if (other.threads <= kForwardBlock && clusters_run_at_once(s, other, kPersistentBlocks)) {
       best = other;
-      best.few = true;
+      if (s.rows * blocks >= kBusy) {
+        break;
+      }
     }
   }
   return best;
@@ -194,16 +190,12 @@ NormForwardPlan cluster_plan(const NormShape& s, int pack) {
   if (!s.clusters || s.adds || size_of(s.x) > 4 || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
     return {};
   }
-  if (pack >= 4) {
-    NormForwardPlan p;
-    if (pack == 4) {
-      p = hold(s.columns, pack, {{8, 4}, {8, 8}, {16, 8}});
-    } else if (s.centered && s.columns <= 65536) {  // with fewer packs, two blocks have room on a multiprocessor
-      p = hold(s.columns, pack, {{8, 2}, {8, 4}});
-    } else {
-      p = hold(s.columns, pack, {{8, 4}, {16, 4}});
-    }
-    return s.parameters ? at_once_plan(s, p) : p;
+  if (pack == 8) {  // with fewer packs, layer norms have room for two blocks on a multiprocessor
+    return at_once_plan(s, s.centered && s.columns <= 65536 ? hold(s.columns, pack, {{8, 2}, {8, 4}})
+                                                            : hold(s.columns, pack, {{8, 4}, {16, 4}}));
+  }
+  if (pack == 4) {
+    return at_once_plan(s, hold(s.columns, pack, {{8, 4}, {8, 8}, {16, 8}}));
   }
   const int most = s.columns <= 24576 && pack == 2 ? 4 : 8;
   return hold(s.columns, pack, {{most, 16}, {16, 16}});
@@ -276,7 +268,7 @@ bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
     return false;
   }
   // Each row loads the parameters again. With more rows, this costs more than it hides.
-  return s.rows <= 2 * s.multiprocessors && run_at_once(s, p, s.multiprocessors, kForwardBlock);
+  return s.rows <= 2 * s.multiprocessors && s.rows * p.threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
 }
 
 /// Whether blocks are persistent, so that their teams compute one row after another. Does not affect the bits of the
