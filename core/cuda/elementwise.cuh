@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V, 
   constexpr int U = units_per_thread<F, Out, V, kRuns>();
   constexpr int kRun = kRuns ? kWarp * U : 1;
   constexpr std::uint32_t kStep = kRun > 1 ? kWarp : kElementwiseThreads;  // from one unit of a thread to its next one
-  // Outputs leave the L2 cache before the inputs, in the order in which they were written, which DRAM writes faster.
-  const std::uint64_t policy = kReadOnce ? evict_last() : 0;
+  constexpr int kUnitBytes = kOuts * kRun * V * static_cast<int>(sizeof(Out));
+  const std::uint64_t policy = kReadOnce ? read_once_policy(std::int64_t{kUnitBytes} * layout.units) : 0;
   std::int32_t offsets[U][kOuts + sizeof...(In)];
   std::uint32_t first = 0;
   std::uint32_t whole = 0;  // units of V elements

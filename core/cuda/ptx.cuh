@@ -21,43 +21,57 @@ __device__ inline float approximate_exp2(float x) {
   return y;
 }
 
-/// The L2 cache policy evict_last: loaded data is evicted after all other data.
-__device__ inline std::uint64_t evict_last() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+// L2 cache policies for loads, as createpolicy encodes them on all GPUs. As constants, they can be kernel arguments,
+// which saves registers.
+inline constexpr std::uint64_t kEvictUnchanged = 0x10f0000000000000;
+inline constexpr std::uint64_t kEvictLast = 0x14f0000000000000;
+
+/// The L2 cache policy for inputs that a kernel reads once. `result_bytes` is the size of its results:
+///
+/// - Results of more than 64 MiB leave the cache before the kernel ends. With evict_last, they leave it before the
+///   inputs, in the order in which they were written, which DRAM writes faster.
+/// - Smaller results stay in the cache if inputs leave it first. With evict_unchanged, inputs do not become more recent
+///   by being read. (With evict_normal, they would. Loads without a policy behave like evict_unchanged.)
+__host__ __device__ constexpr std::uint64_t read_once_policy(std::int64_t result_bytes) {
+  return result_bytes > 64 << 20 ? kEvictLast : kEvictUnchanged;
 }
 
 // Asynchronous copies from global to shared memory. A thread waits for groups of them, in order.
 
 /// Starts copying the first `bytes` of kBytes (4, 8 or 16), to which both addresses are aligned. The others become
-/// zeros. kLastInL2: the L2 cache policy is evict_last (16 bytes only).
-template <int kBytes, bool kLastInL2 = false>
+/// zeros.
+template <int kBytes>
 __device__ void copy_part_async(std::uint32_t shared, const void* global, int bytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   if constexpr (kBytes == 16) {
-    if constexpr (kLastInL2) {
-      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
-                   "r"(bytes), "l"(evict_last())
-                   : "memory");
-    } else {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
-    }
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes), "r"(bytes)
                  : "memory");
   }
 }
 
+/// The same with a policy for the L2 cache, which copies of less than 16 bytes ignore.
+template <int kBytes>
+__device__ void copy_part_async(std::uint32_t shared, const void* global, int bytes, std::uint64_t policy) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
+                 "r"(bytes), "l"(policy)
+                 : "memory");
+  } else {
+    copy_part_async<kBytes>(shared, global, bytes);
+  }
+}
+
 /// Starts copying kBytes (4, 8 or 16), to which both addresses are aligned. Writes zeros, without a read, unless
 /// `present`.
-template <int kBytes, bool kLastInL2 = false>
+template <int kBytes>
 __device__ void copy_async(std::uint32_t shared, const void* global, bool present = true) {
-  copy_part_async<kBytes, kLastInL2>(shared, global, present ? kBytes : 0);
+  copy_part_async<kBytes>(shared, global, present ? kBytes : 0);
 }
-template <int kBytes, bool kLastInL2 = false>
+template <int kBytes>
 __device__ void copy_async(void* shared, const void* global, bool present = true) {
-  copy_async<kBytes, kLastInL2>(shared_address(shared), global, present);
+  copy_async<kBytes>(shared_address(shared), global, present);
 }
 
 /// Commits the copies that this thread has started since the last group as one group.

@@ -137,12 +137,12 @@ TEST(NormForwardPlan, RowsHaveAPlaceForEachColumn) {
 TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
   for_shapes([](const NormShape& s) {
     NormShape other = s;
-    other.weight = s.x;
     other.multiprocessors = 60;
     const NormForwardPlan a = norm_forward_plan(s);
     const bool longer = s.columns > (size_of(s.x) == 2 ? 1024 : 32768);
     const bool few_clusters = a.team == Team::cluster && s.packed && s.rows < 500;
     if (!few_clusters) {
+      other.weight = s.x;
       other.parameters = false;
       if (s.packed || size_of(s.x) > 4 || !longer) {
         other.rows = a.team == Team::cluster ? 5000 : 5;
@@ -242,16 +242,26 @@ TEST(NormForwardPlan, FewClusters) {
     std::int64_t rows;
     std::int64_t columns;
     DType x;
+    DType weight;
+    bool centered;
     bool few;
     int blocks;
     int packs;
   };
-  for (const Expected& e : {Expected{16, 24'896, bfloat16, true, 8, 2}, Expected{32, 24'896, bfloat16, true, 4, 4},
-                            Expected{64, 24'896, bfloat16, true, 2, 4}, Expected{67, 24'896, bfloat16, false, 8, 2},
-                            Expected{5000, 24'896, bfloat16, false, 8, 2}, Expected{16, 36'288, bfloat16, true, 8, 4},
-                            Expected{64, 17'472, float32, true, 2, 8}, Expected{32, 49'152, float32, true, 16, 8},
-                            Expected{250, 49'152, float32, false, 8, 4}}) {
-    NormShape s = shape_of(e.rows, e.columns, e.x, e.x);
+  const DType b16 = bfloat16;
+  const DType f32 = float32;
+  for (const Expected& e :
+       {Expected{32, 24'896, b16, b16, true, true, 8, 2}, Expected{64, 24'896, b16, b16, true, true, 2, 4},
+        Expected{67, 24'896, b16, b16, true, true, 4, 4}, Expected{67, 24'896, b16, f32, true, false, 8, 2},
+        Expected{100, 24'896, b16, b16, true, false, 8, 2}, Expected{5000, 24'896, b16, b16, true, false, 8, 2},
+        Expected{200, 20'480, b16, b16, false, true, 4, 4}, Expected{300, 20'480, b16, b16, false, false, 8, 4},
+        Expected{300, 20'480, b16, f32, false, false, 8, 2}, Expected{600, 20'480, b16, f32, false, false, 8, 4},
+        Expected{64, 17'472, f32, f32, true, true, 8, 4}, Expected{32, 49'152, f32, f32, true, true, 16, 8},
+        Expected{250, 49'152, f32, f32, true, false, 8, 4}, Expected{8, 98'304, f32, f32, true, true, 8, 8},
+        Expected{30, 98'304, f32, f32, true, false, 16, 4}, Expected{300, 98'304, f32, f32, true, false, 8, 8},
+        Expected{30, 131'072, f32, f32, true, false, 16, 8}}) {
+    NormShape s = shape_of(e.rows, e.columns, e.x, e.weight);
+    s.centered = e.centered;
     const NormForwardPlan p = norm_forward_plan(s);
     const std::string what = fmt::format("{} × {}", e.rows, e.columns);
     EXPECT_EQ(p.few, e.few) << what;

@@ -146,6 +146,10 @@ class Streamer {
   }
 
  private:
+  __device__ std::uint64_t policy() const {
+    return cuda::read_once_policy(p_.rows * p_.classes * static_cast<int>(sizeof(T)));
+  }
+
   __device__ bool is_leader() const { return rank_ == 0 && threadIdx.x == 0; }
 
   // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
@@ -212,7 +216,7 @@ class Streamer {
     for (int part = 0; part < Plan::kParts; ++part) {
       for (int round = 0; round < plan_.part; ++round, i += threads_, place += 16 * threads_) {
         if (i < count) {
-          cuda::copy_async<16, /*kLastInL2=*/true>(place, share.at(i));
+          cuda::copy_part_async<16>(place, share.at(i), 16, policy());
         }
       }
       cuda::commit_copies();
@@ -261,7 +265,7 @@ class Streamer {
           rows::store_whole(to, make(i, place));
         }
         if (i < next_count) {
-          cuda::copy_async<16, /*kLastInL2=*/true>(place, from);
+          cuda::copy_part_async<16>(place, from, 16, policy());
         }
         i += threads_;
         place += 16 * threads_;

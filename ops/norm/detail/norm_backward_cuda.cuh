@@ -58,13 +58,14 @@ struct BackwardRows {
   const S* mean;       // null if x̂ is not centered
   const S* mean_rest;  // null: 0
   const S* rstd;
-  T* dx;          // (M, N)
-  W* dweight;     // (N)
-  W* dbias;       // (N)
-  const T* dsum;  // (M, N)
-  T* dx_dropped;  // (M, N)
-  T* dx_bias;     // (N)
-  PhiloxKey key;  // for dropout, like threshold and scale
+  T* dx;                 // (M, N)
+  W* dweight;            // (N)
+  W* dbias;              // (N)
+  const T* dsum;         // (M, N)
+  T* dx_dropped;         // (M, N)
+  T* dx_bias;            // (N)
+  std::uint64_t policy;  // for loads, of the L2 cache
+  PhiloxKey key;         // for dropout, like threshold and scale
   std::uint32_t threshold;
   float scale;
   S* dweights = nullptr;   // (G, N), partial sums
@@ -125,6 +126,7 @@ BackwardRows<T, W> rows_of(const NormBackward& args, const Tensor& partials) {
           .dsum = args.dsum.data_or_null<T>(),
           .dx_dropped = args.dx_dropped.data_or_null<T>(),
           .dx_bias = args.dx_bias.data_or_null<T>(),
+          .policy = cuda::read_once_policy(static_cast<std::int64_t>(args.x.bytes())),
           .key = args.dropout.key,
           .threshold = args.dropout.threshold,
           .scale = static_cast<float>(args.dropout.scale()),

@@ -24,17 +24,17 @@ class Stream {
     places_ = reinterpret_cast<Packs*>(memory + p.stream_begin()) + thread / kWarp * (D * kChunk) + thread % kWarp;
   }
 
-  /// Starts copying the first `count` packs of a chunk from each matrix; the chunk's other packs become zeros. What is
-  /// read is marked to be evicted last from the L2 cache. Then the written results are evicted first, in the order in
-  /// which they were written, which DRAM writes faster.
+  /// Starts copying the first `count` packs of a chunk from each matrix, with a policy for the L2 cache. The chunk's
+  /// other packs become zeros.
   template <class... From>
-  __device__ void fetch(int place, int count, const From*... from) {
+  __device__ void fetch(int place, std::uint64_t policy, int count, const From*... from) {
     Packs* to = places_ + place * kChunk;
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       int source = 0;
-      (cuda::copy_async<sizeof(Packs), /*kLastInL2=*/true>(to + (source++ * P + i) * kWarp,
-                                                           i < count ? from + i * (kLanes * V) : from, i < count),
+      (cuda::copy_part_async<sizeof(Packs)>(cuda::shared_address(to + (source++ * P + i) * kWarp),
+                                            i < count ? from + i * (kLanes * V) : from,
+                                            i < count ? static_cast<int>(sizeof(Packs)) : 0, policy),
        ...);
     }
   }
@@ -42,15 +42,15 @@ class Stream {
   /// The same for rows that may end inside packs. The thread has `left` elements from its first pack on. The other
   /// elements of its last pack become zeros.
   template <class... From>
-  __device__ void fetch_elements(int place, int left, const From*... from) {
+  __device__ void fetch_elements(int place, std::uint64_t policy, int left, const From*... from) {
     Packs* to = places_ + place * kChunk;
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       const int elements = max(0, min(V, left - i * (kLanes * V)));
       int source = 0;
-      (cuda::copy_part_async<sizeof(Packs), /*kLastInL2=*/true>(cuda::shared_address(to + (source++ * P + i) * kWarp),
-                                                                elements > 0 ? from + i * (kLanes * V) : from,
-                                                                elements * static_cast<int>(sizeof(T))),
+      (cuda::copy_part_async<sizeof(Packs)>(cuda::shared_address(to + (source++ * P + i) * kWarp),
+                                            elements > 0 ? from + i * (kLanes * V) : from,
+                                            elements * static_cast<int>(sizeof(T)), policy),
        ...);
     }
   }
@@ -107,15 +107,15 @@ class RowsAhead {
         // Of the matrix's last row, whole packs only: memory checkers report copies that reach past the end.
         const int row_left = Shape::kLanes == kWarp || present ? at_.left : 0;
         const int left = row_left & (row_ + 1 == a_.rows ? -V : -1);
-        stream_.fetch_elements(place, left - c * kChunkColumns, a_.template matrix<0>() + from,
+        stream_.fetch_elements(place, a_.policy, left - c * kChunkColumns, a_.template matrix<0>() + from,
                                a_.template matrix<1>() + from);
       } else {
         const int row_packs = compare_again<Shape>(at_.packs);
         const int packs = Shape::kLanes == kWarp || present ? row_packs - c * Shape::kChunk : 0;
         if constexpr (kMatrices == 2) {
-          stream_.fetch(place, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from);
+          stream_.fetch(place, a_.policy, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from);
         } else {
-          stream_.fetch(place, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from,
+          stream_.fetch(place, a_.policy, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from,
                         a_.template matrix<2>() + from);
         }
       }

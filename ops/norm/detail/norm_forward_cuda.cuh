@@ -39,8 +39,8 @@ struct Forward {
   T* y;
   S* mean;  // null if not wanted or not centered; then mean_rest is null, too
   S* mean_rest;
-  S* rstd;        // null if not wanted; then mean is null, too
-  bool is_large;  // whether y is too large to stay in the L2 cache
+  S* rstd;               // null if not wanted; then mean is null, too
+  std::uint64_t policy;  // for loads of x, of the L2 cache
 };
 
 // The operands of sums, for Source::sum and Source::dropped_sum. They are a separate struct, so that kernels for x have
@@ -123,8 +123,9 @@ __device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciproca
 }
 
 // weight and bias of a thread's P packs of V columns, kept in registers in the dtype in which they are stored. A pack
-// begins kStep columns after the previous one. With kAtOnce, all loads are issued immediately. Otherwise the compiler
-// may delay some of them until earlier loads have returned.
+// begins kStep columns after the previous one. With kAtOnce, all loads are issued immediately: they are relaxed, so
+// that the compiler does not delay some of them until earlier loads have returned. With the scope cta, they still use
+// the L1 cache, which has the rest of a sector that two loads share.
 template <class W, int V, int P, int kStep, bool kAtOnce = false>
 class KeptParameters {
  public:
@@ -170,7 +171,7 @@ class KeptParameters {
 #pragma unroll
       for (int i = 0; i < static_cast<int>(sizeof(Kept) / 16); ++i) {
         uint4& words = reinterpret_cast<uint4*>(&pack)[i];
-        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.relaxed.cta.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                      : "l"(reinterpret_cast<const uint4*>(from) + i));
       }
@@ -334,7 +335,7 @@ Forward<T, W> rows_of(const NormForward& args) {
           .mean = args.mean.data_or_null<S>(),
           .mean_rest = mean_rest_of<S>(args.mean),
           .rstd = args.rstd.data_or_null<S>(),
-          .is_large = args.y.bytes() > std::size_t{40} << 20};
+          .policy = cuda::read_once_policy(static_cast<std::int64_t>(args.y.bytes()))};
 }
 
 /// The number of persistent blocks to launch, of which `resident` can run at once. With `wanted` blocks, each would

@@ -188,7 +188,7 @@ __device__ void normalize_run(const Forward<T, W>& a, const NormForwardPlan& p, 
         RowPacks<H>::copy_first(first_pack(), a.x + (row * a.columns - place.phase));
       }
     }
-    next.load_from(a.x + (row * a.columns - place.phase), place, a.is_large, row < run.end, row + 1 == a.rows);
+    next.load_from(a.x + (row * a.columns - place.phase), place, a.policy, row < run.end, row + 1 == a.rows);
   };
   const Place<H> first = place_of(run.first);
   load(run.first, first);
@@ -227,11 +227,11 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     const Place<H> place(p, H::kLanes == kWarp || present ? static_cast<int>(a.columns) : 0, threadIdx.x, 0);
     const std::int64_t begin = present ? run.first * a.columns : 0;
     RowPacks<H> packs;
-    packs.load_from(a.x + begin, place, a.is_large, true, false);
+    packs.load_from(a.x + begin, place, a.policy, true, false);
     const Parameters<H> parameters(a, place, memory);
     const T* rows = a.x;
     if constexpr (H::kAdds) {
-      packs.add(addends, begin, place);
+      packs.add(addends, begin, place, a.policy);
       rows = addends.sum;
     }
     normalize_row<false>(a, rows, p, packs, place, parameters, meeting, run.first);
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
 
 // The number of persistent blocks to launch. With `wanted` blocks, each team would have a single row.
 template <class H, class Kernel>
-unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, bool is_large,
+unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, std::int64_t bytes,
                         unsigned wanted) {
   if constexpr (H::kTeam == Team::cluster) {
     return std::min<unsigned>(wanted, launch.resident(kernel));
@@ -254,6 +254,7 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
     return blocks_of_turns(wanted, /*turns=*/4, resident);
   } else {
     const bool is_long = H::kTeam == Team::block && p.threads > 128;
+    const bool is_large = bytes > 40 << 20;
     const bool more = is_large && !is_long && (H::kTeam != Team::block || H::P > 2);
     const unsigned most = resident * (more ? 4 : 1);
     if (is_long && wanted > most && wanted < 32 * most) {  // about the same number of rows for each block
@@ -276,7 +277,7 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);
   auto blocks = static_cast<unsigned>(wanted);
   if constexpr (H::kStays) {
-    blocks = staying_blocks<H>(kernel, p, launch, a.is_large, blocks);
+    blocks = staying_blocks<H>(kernel, p, launch, a.rows * a.columns * static_cast<int>(sizeof(T)), blocks);
   }
   constexpr const char* kName = H::kEdges                   ? "norm_forward_held_kernel<edges>"
                                 : H::kTeam == Team::cluster ? "norm_forward_held_kernel<cluster>"

@@ -25,11 +25,10 @@ class RowPacks {
  public:
   /// `row` is where the row's first pack begins. If there is no such row, nothing is loaded. is_last: it is the last
   /// row of the matrix.
-  __device__ void load_from(const T* row, const Place<H>& place, bool is_large, bool present, bool is_last) {
+  __device__ void load_from(const T* row, const Place<H>& place, std::uint64_t policy, bool present, bool is_last) {
     // With edges, whole packs are loaded, but nothing past the end of the matrix.
     const int left = present ? place.columns - place.first - (H::kEdges && is_last ? V - 1 : 0) : 0;
-    H::kKeepsInL2 || is_large ? load_packs<true>(row + place.first, left, packs_)
-                              : load_packs<false>(row + place.first, left, packs_);
+    load_packs(row + place.first, left, policy, packs_);
     if constexpr (H::kEdges) {
       if (is_last) {
         load_cut_pack(row + place.first, place);
@@ -59,9 +58,9 @@ class RowPacks {
   }
 
   /// Replaces the packs by those of the sum, and writes them. `begin` is the index of the row's first element.
-  __device__ void add(const Addends<T>& a, std::int64_t begin, const Place<H>& place) {
+  __device__ void add(const Addends<T>& a, std::int64_t begin, const Place<H>& place, std::uint64_t policy) {
     Packs residuals;
-    load_packs<true>(a.residual + begin + place.first, place.columns - place.first, residuals);
+    load_packs(a.residual + begin + place.first, place.columns - place.first, policy, residuals);
     [[maybe_unused]] const PhiloxKey key = N::kSource == Source::dropped_sum ? absolute_key(a.key) : PhiloxKey{};
 #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -184,16 +183,13 @@ class RowPacks {
   static constexpr bool kInPlace = std::is_same_v<T, S>;
   using Packs = held::HeldPacks<T, V, P, /*kPacked=*/true>;
 
-  // Loads the packs that begin in the next `left` columns. kLast: with the L2 cache policy evict_last. Results then
-  // leave the cache in the order in which they were written, which DRAM writes faster.
-  template <bool kLast>
-  __device__ static void load_packs(const T* from, int left, Packs& packs) {
-    [[maybe_unused]] const std::uint64_t policy = cuda::evict_last();
+  // Loads the packs that begin in the next `left` columns, with a policy for the L2 cache.
+  __device__ static void load_packs(const T* from, int left, [[maybe_unused]] std::uint64_t policy, Packs& packs) {
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       packs.set(i, {});
       if (i * H::kStep < left) {
-        if constexpr (kLast && sizeof(Pack<T, V>) != 8) {
+        if constexpr (sizeof(Pack<T, V>) != 8) {
           packs.set(i, load_streaming<V>(from + i * H::kStep, policy));
         } else {
           packs.set(i, load_streaming<V>(from + i * H::kStep));

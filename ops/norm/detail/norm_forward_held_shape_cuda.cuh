@@ -96,10 +96,6 @@ struct HeldShape {
     }
     return sizeof(T) == 4 ? 6 : 4;
   }();
-
-  // Whether x is always loaded with the L2 cache policy evict_last, and not only if y is large. Without it, a warp's
-  // 16-bit rows of RMS norms are faster.
-  static constexpr bool kKeepsInL2 = N::kCentered || kWarps || sizeof(T) != 2;
 };
 
 // The columns that a thread has of a row. They are counted from the beginning of the row's first pack.

@@ -154,14 +154,25 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return pack == 2 ? hold(s.columns, pack, {{1, 8}, {1, 4}, {1, 2}, {1, 1}}) : hold(s.columns, pack, {{1, 16}, {1, 8}});
 }
 
+/// How many threads of clusters a multiprocessor can run if they have the parameters in registers.
+int threads_at_once(const NormShape& s, const NormForwardPlan& p) {
+  if (p.pack < 4) {
+    return kForwardBlock;
+  }
+  const int x = static_cast<int>(size_of(s.x));
+  const int parameters = static_cast<int>(size_of(s.weight)) * (s.centered ? 2 : 1);
+  // What a thread needs besides its elements, as the kernels were compiled for compute capability 9.0.
+  const int other = s.centered ? (x == 2 ? 40 : 28) : (x == 2 ? 24 : 26);
+  const int registers = p.packs * p.pack * (x + parameters) / 4 + other;
+  return 65536 / ((registers + 7) / 8 * 8);
+}
+
 /// Whether all blocks of clusters can run at once on a GPU with this many multiprocessors, with the parameters in
 /// registers.
 bool clusters_run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors) {
-  // RMS norms need so few registers that a multiprocessor runs twice as many threads.
-  const int threads = kForwardBlock * (!s.centered && p.pack == 8 ? 2 : 1);
   // The blocks of a cluster must lie in one GPC, so that some multiprocessors remain unused.
   multiprocessors -= kPersistentBlocks - persistent_blocks(p.blocks);
-  return s.rows * p.blocks <= std::int64_t{threads / p.threads} * multiprocessors;
+  return s.rows * p.blocks <= std::int64_t{threads_at_once(s, p) / p.threads} * multiprocessors;
 }
 
 /// If not all blocks of plan p can run at once, returns one for clusters of another size whose blocks can, with the
@@ -185,17 +196,35 @@ NormForwardPlan at_once_plan(const NormShape& s, const NormForwardPlan& p) {
   return best;
 }
 
+/// The plan for packed rows that a cluster holds in registers. Returns the looped plan if rows are too long.
+NormForwardPlan packed_cluster_plan(const NormShape& s, int pack) {
+  const auto held = [&](std::initializer_list<Division> divisions) { return hold(s.columns, pack, divisions); };
+  // With 2 packs, layer norms have room for two blocks on a multiprocessor.
+  const bool two = pack == 8 && s.centered && s.columns <= 65536;
+  const NormForwardPlan p = at_once_plan(s, pack == 4 ? held({{8, 4}, {8, 8}, {16, 8}})
+                                            : two     ? held({{8, 2}, {8, 4}})
+                                                      : held({{8, 4}, {16, 4}}));
+  // Measured on an H100. Larger matrices take the same time either way.
+  const bool small = s.rows * s.columns <= 8 << 20;
+  if (p.kernel == NormForwardPlan::Kernel::looped || !small || clusters_run_at_once(s, p, kPersistentBlocks)) {
+    return p;
+  }
+  if (pack == 4 && s.columns > 65536) {
+    return s.columns <= 114688 ? held({{16, 4}}) : held({{16, 8}});
+  }
+  if (pack == 8 && !s.centered && size_of(s.weight) > size_of(s.x) && s.columns <= 65536) {
+    return held({{8, 2}});
+  }
+  return p;
+}
+
 /// The plan for rows that a cluster holds in registers. Returns the looped plan if there is no kernel.
 NormForwardPlan cluster_plan(const NormShape& s, int pack) {
   if (!s.clusters || s.adds || size_of(s.x) > 4 || s.rows > INT_MAX / 2) {  // the kernel counts rows in int
     return {};
   }
-  if (pack == 8) {  // with fewer packs, layer norms have room for two blocks on a multiprocessor
-    return at_once_plan(s, s.centered && s.columns <= 65536 ? hold(s.columns, pack, {{8, 2}, {8, 4}})
-                                                            : hold(s.columns, pack, {{8, 4}, {16, 4}}));
-  }
-  if (pack == 4) {
-    return at_once_plan(s, hold(s.columns, pack, {{8, 4}, {8, 8}, {16, 8}}));
+  if (pack >= 4) {
+    return packed_cluster_plan(s, pack);
   }
   const int most = s.columns <= 24576 && pack == 2 ? 4 : 8;
   return hold(s.columns, pack, {{most, 16}, {16, 16}});

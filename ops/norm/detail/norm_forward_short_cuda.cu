@@ -97,10 +97,9 @@ class ShortRows {
     const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / kWarp);
     const int team = static_cast<int>(threadIdx.x) % kWarp / H::kLanes;
     const int step = static_cast<int>(gridDim.x) * kWarps * H::kWarpRows;
-    const std::uint64_t policy = cuda::evict_last();  // results leave L2 in the order in which they were written
     Bits next[kRows][P];
     int row = warp * H::kWarpRows + team;
-    load_rows(row, policy, next);
+    load_rows(row, next);
     if constexpr (H::kShares) {
       __syncthreads();
     }
@@ -114,7 +113,7 @@ class ShortRows {
           unpack(reinterpret_cast<const Pack<T, V>&>(next[r][i]), x[r][i]);
         }
       }
-      load_rows(row + step, policy, next);
+      load_rows(row + step, next);
       normalize(row, row - team + H::kWarpRows <= rows_, x);
     }
   }
@@ -166,7 +165,7 @@ class ShortRows {
   }
 
   // Loads the packs of a step. Absent ones are zeros.
-  __device__ void load_rows(int row, std::uint64_t policy, Bits (&packs)[kRows][P]) const {
+  __device__ void load_rows(int row, Bits (&packs)[kRows][P]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const bool present = number(row, r) < rows_;
@@ -175,7 +174,7 @@ class ShortRows {
       for (int i = 0; i < P; ++i) {
         packs[r][i] = Bits{};
         if (present && has(i)) {
-          const Pack<T, V> pack = load_streaming<V>(from + i * H::kStep, policy);
+          const Pack<T, V> pack = load_streaming<V>(from + i * H::kStep, a_.policy);
           packs[r][i] = reinterpret_cast<const Bits&>(pack);
         }
       }

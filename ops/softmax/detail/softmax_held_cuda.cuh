@@ -65,10 +65,10 @@ __device__ Pack<T, V> pack_of_one(T value) {
   return pack;
 }
 
-/// Loads a thread's packs of a row. Packs past its end are filled with `absent`. The L2 cache policy is evict_last:
-/// results are evicted first, in the order in which they were written, which DRAM writes faster.
+/// Loads a thread's packs of a row in a matrix of `elements` elements. Packs past the row's end are filled with
+/// `absent`.
 template <class L, class Packs, class T, class S>
-__device__ void load_packs(Packs& packs, const T* row, int columns, S absent) {
+__device__ void load_packs(Packs& packs, const T* row, int columns, std::int64_t elements, S absent) {
   using P = Pack<T, L::V>;
   // Loaded as words. With single elements, the compiler would wait for each load, to move its elements one by one,
   // before it issues the next one.
@@ -76,7 +76,7 @@ __device__ void load_packs(Packs& packs, const T* row, int columns, S absent) {
   const P past = pack_of_one<L::V>(static_cast<T>(absent));
   const T* const mine = row + L::first();
   const int left = columns - L::first();
-  [[maybe_unused]] const std::uint64_t policy = cuda::evict_last();
+  [[maybe_unused]] const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
 #pragma unroll
   for (int i = 0; i < L::kPacks; ++i) {
     Words words = reinterpret_cast<const Words&>(past);
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V
   const std::int64_t first = at.row * columns + at.begin;
   const int seen = rule.seen(at, columns);
   HeldPacks<T, L::V, L::kPacks, L::kPacked> packs;
-  load_packs<L>(packs, x + first, seen, -std::numeric_limits<S>::infinity());
+  load_packs<L>(packs, x + first, seen, rows * columns, -std::numeric_limits<S>::infinity());
 
   // 2. Reduce.
   const Found in_warp = found_in_warp<L>(packs, rule, seen, Found::nothing());
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(L::kThreads,
   const int seen = rule.seen(at, columns);
   BackwardPacks<T, L> outs;
   BackwardPacks<T, L> gradients;
-  load_packs<L>(outs, y + first, seen, S{0});
-  load_packs<L>(gradients, dy + first, seen, S{0});
+  load_packs<L>(outs, y + first, seen, rows * columns, S{0});
+  load_packs<L>(gradients, dy + first, seen, rows * columns, S{0});
 
   // 2. Reduce.
   const int left = seen - L::first();

@@ -55,9 +55,11 @@ class StagedPiece {
 
   __device__ T* image() const { return image_; }
 
-  /// Starts the copies from global memory. Call cuda::wait_copies() and __syncthreads() before reading the image.
-  __device__ void fetch(const T* from) const {
-    for_units([&](int i) { cuda::copy_async<16, /*kLastInL2=*/true>(image_ + i, from + i); });
+  /// Starts the copies from global memory, where the matrix has `elements` elements. Call cuda::wait_copies() and
+  /// __syncthreads() before reading the image.
+  __device__ void fetch(const T* from, std::int64_t elements) const {
+    const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
+    for_units([&](int i) { cuda::copy_part_async<16>(cuda::shared_address(image_ + i), from + i, 16, policy); });
     for_edges([&](int i) { image_[i] = from[i]; });
     cuda::commit_copies();
   }
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   const std::int64_t first = at.row * columns + at.begin;
   const int seen = rule.seen(at, columns);
   const StagedPiece<T> piece(memory, x + first, seen);
-  piece.fetch(x + first);
+  piece.fetch(x + first, rows * columns);
   cuda::wait_copies<0>();
   __syncthreads();
 
@@ -264,8 +266,8 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   const int seen = rule.seen(at, columns);
   const StagedPiece<T> piece(memory, y + first, seen);
   const StagedPiece<T> dy_piece(memory + StagedPiece<T>::bytes(plan.slab), dy + first, seen);
-  piece.fetch(y + first);
-  dy_piece.fetch(dy + first);
+  piece.fetch(y + first, rows * columns);
+  dy_piece.fetch(dy + first, rows * columns);
   cuda::wait_copies<0>();
   __syncthreads();
 

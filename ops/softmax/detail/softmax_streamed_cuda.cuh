@@ -32,9 +32,12 @@ class PacksAhead {
   static constexpr int kRowBytes = L::kPacks * kStepBytes;     // of a warp
   static_assert(L::V * sizeof(T) == kPackBytes);
 
-  /// `columns` is the number of columns of the block's slab. `absent` is the value of elements past its end.
-  __device__ PacksAhead(unsigned char* memory, const RowPlan& plan, int columns, T absent)
-      : ahead_(plan.ahead), left_(columns - L::first()) {
+  /// `columns` is the number of columns of the block's slab. `absent` is the value of elements past its end. The matrix
+  /// has `elements` elements.
+  __device__ PacksAhead(unsigned char* memory, const RowPlan& plan, int columns, std::int64_t elements, T absent)
+      : ahead_(plan.ahead),
+        policy_(cuda::read_once_policy(elements * static_cast<int>(sizeof(T)))),
+        left_(columns - L::first()) {
     const int thread = static_cast<int>(threadIdx.x);
     place_ = cuda::shared_address(memory) + thread / rows::kWarp * bytes() + thread % rows::kWarp * kPackBytes;
     end_ = place_ + bytes();
@@ -62,7 +65,7 @@ class PacksAhead {
 #pragma unroll
       for (int i = 0; i < L::kPacks; ++i) {
         if (i * L::kStep < left_) {
-          cuda::copy_async<kPackBytes, /*kLastInL2=*/true>(place_ + i * kStepBytes, from + i * L::kStep);
+          cuda::copy_part_async<kPackBytes>(place_ + i * kStepBytes, from + i * L::kStep, kPackBytes, policy_);
         }
       }
     }
@@ -91,7 +94,8 @@ class PacksAhead {
  private:
   __device__ int bytes() const { return ahead_ * kRowBytes; }
 
-  const int& ahead_;     // in the kernel's parameters, to save a register
+  const int& ahead_;  // in the kernel's parameters, to save a register
+  std::uint64_t policy_;
   int left_;             // columns of the slab from the thread's first column on
   std::uint32_t place_;  // of the row to be loaded next: its first pack
   std::uint32_t end_;    // of the places
@@ -112,7 +116,7 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   const int step = clusters * static_cast<int>(columns);                   // elements to the next row
   int left = static_cast<int>((rows - at.row + clusters - 1) / clusters);  // rows that have not ended
   std::int64_t first = at.row * columns + at.begin;                        // of the first of them
-  PacksAhead<L, T> ahead(memory, plan, at.columns, static_cast<T>(-std::numeric_limits<S>::infinity()));
+  PacksAhead<L, T> ahead(memory, plan, at.columns, rows * columns, static_cast<T>(-std::numeric_limits<S>::infinity()));
   const auto fetch = [&](int i) { ahead.fetch(i < left, x + first + L::first() + i * step); };
 #pragma unroll 1
   for (int i = 0; i < plan.ahead; ++i) {
