@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, (least_blocks<F, Out, V, 
   constexpr int U = units_per_thread<F, Out, V, kRuns>();
   constexpr int kRun = kRuns ? kWarp * U : 1;
   constexpr std::uint32_t kStep = kRun > 1 ? kWarp : kElementwiseThreads;  // from one unit of a thread to its next one
-  constexpr int kUnitBytes = kOuts * kRun * V * static_cast<int>(sizeof(Out));
+  constexpr int kUnitBytes = kRun * V * static_cast<int>((sizeof(In) + ... + 0));
   const std::uint64_t policy = kReadOnce ? read_once_policy(std::int64_t{kUnitBytes} * layout.units) : 0;
   std::int32_t offsets[U][kOuts + sizeof...(In)];
   std::uint32_t first = 0;

@@ -135,11 +135,11 @@ inline bool sums_dx_in_two_ways(DType dtype, std::int64_t columns) {
   return size <= 4 && columns * size % 16 != 0;
 }
 
-/// Whether the order of the sums of y depends on the number of rows, on CUDA: long rows that neither packs of 16 bytes
-/// nor words of 4 bytes fit, or, in float32, packs.
+/// Whether the order of the sums of y depends on the number of rows, on CUDA: long rows, and 16-bit rows of medium
+/// length that packs of 16 bytes do not fit.
 inline bool sums_y_in_two_ways(DType dtype, std::int64_t columns) {
-  return (size_of(dtype) == 2 && columns > 1024 && columns % 2 == 1) ||
-         (dtype == float32 && columns > 8192 && columns % 4 != 0);
+  return size_of(dtype) == 2 ? columns > 16384 || (columns > 1024 && columns % 8 != 0)
+                             : dtype == float32 && columns > 8192;
 }
 
 /// A view with x's elements whose axes are reversed in memory, with a NaN after every element.

@@ -126,7 +126,7 @@ BackwardRows<T, W> rows_of(const NormBackward& args, const Tensor& partials) {
           .dsum = args.dsum.data_or_null<T>(),
           .dx_dropped = args.dx_dropped.data_or_null<T>(),
           .dx_bias = args.dx_bias.data_or_null<T>(),
-          .policy = cuda::read_once_policy(static_cast<std::int64_t>(args.x.bytes())),
+          .policy = cuda::read_once_policy((args.dsum.defined() ? 3 : 2) * static_cast<std::int64_t>(args.x.bytes())),
           .key = args.dropout.key,
           .threshold = args.dropout.threshold,
           .scale = static_cast<float>(args.dropout.scale()),

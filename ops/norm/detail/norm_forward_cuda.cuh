@@ -324,18 +324,19 @@ __device__ void write_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* y_
 template <class T, class W>
 Forward<T, W> rows_of(const NormForward& args) {
   using S = Accumulate<T>;
-  return {.rows = args.rows,
-          .columns = args.columns,
-          .x = args.x.data<T>(),
-          .weight = args.weight.data_or_null<W>(),
-          .bias = args.bias.data_or_null<W>(),
-          .eps = static_cast<S>(args.eps),
-          .in_row = S(1) / static_cast<S>(args.columns),
-          .y = args.y.data<T>(),
-          .mean = args.mean.data_or_null<S>(),
-          .mean_rest = mean_rest_of<S>(args.mean),
-          .rstd = args.rstd.data_or_null<S>(),
-          .policy = cuda::read_once_policy(static_cast<std::int64_t>(args.y.bytes()))};
+  return {
+      .rows = args.rows,
+      .columns = args.columns,
+      .x = args.x.data<T>(),
+      .weight = args.weight.data_or_null<W>(),
+      .bias = args.bias.data_or_null<W>(),
+      .eps = static_cast<S>(args.eps),
+      .in_row = S(1) / static_cast<S>(args.columns),
+      .y = args.y.data<T>(),
+      .mean = args.mean.data_or_null<S>(),
+      .mean_rest = mean_rest_of<S>(args.mean),
+      .rstd = args.rstd.data_or_null<S>(),
+      .policy = cuda::read_once_policy((args.residual.defined() ? 2 : 1) * static_cast<std::int64_t>(args.x.bytes()))};
 }
 
 /// The number of persistent blocks to launch, of which `resident` can run at once. With `wanted` blocks, each would

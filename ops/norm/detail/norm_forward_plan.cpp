@@ -196,17 +196,27 @@ NormForwardPlan at_once_plan(const NormShape& s, const NormForwardPlan& p) {
   return best;
 }
 
+/// Whether a matrix is so large that its memory traffic counts more than how early a kernel starts.
+bool is_large(const NormShape& s) { return s.rows * s.columns > 8 << 20; }
+
 /// The plan for packed rows that a cluster holds in registers. Returns the looped plan if rows are too long.
 NormForwardPlan packed_cluster_plan(const NormShape& s, int pack) {
   const auto held = [&](std::initializer_list<Division> divisions) { return hold(s.columns, pack, divisions); };
-  // With 2 packs, layer norms have room for two blocks on a multiprocessor.
+  if (is_large(s)) {  // measured on an H200
+    if (pack == 8) {
+      return s.centered && s.columns <= 40960 ? held({{4, 4}}) : held({{8, 4}, {16, 4}});
+    }
+    return !s.centered          ? held({{8, 4}, {8, 8}, {16, 8}})
+           : s.columns <= 57344 ? held({{8, 4}})
+           : s.columns <= 65536 ? held({{8, 8}})
+                                : held({{16, 8}});
+  }
+  // Measured on an H100. With 2 packs, layer norms have room for two blocks on a multiprocessor.
   const bool two = pack == 8 && s.centered && s.columns <= 65536;
   const NormForwardPlan p = at_once_plan(s, pack == 4 ? held({{8, 4}, {8, 8}, {16, 8}})
                                             : two     ? held({{8, 2}, {8, 4}})
                                                       : held({{8, 4}, {16, 4}}));
-  // Measured on an H100. Larger matrices take the same time either way.
-  const bool small = s.rows * s.columns <= 8 << 20;
-  if (p.kernel == NormForwardPlan::Kernel::looped || !small || clusters_run_at_once(s, p, kPersistentBlocks)) {
+  if (p.kernel == NormForwardPlan::Kernel::looped || clusters_run_at_once(s, p, kPersistentBlocks)) {
     return p;
   }
   if (pack == 4 && s.columns > 65536) {
@@ -242,8 +252,8 @@ int most_sharing(int threads) {
 }
 
 /// Whether unaligned rows are held with edges, in whole packs, rather than by words or single elements, as in plan p.
-/// The limits were measured on an H100. They are constants, so that results do not depend on the GPU's number of
-/// multiprocessors.
+/// The limits were measured on an H100 (float32 up to 32768: an H200). They are constants, so that results do not
+/// depend on the GPU's number of multiprocessors.
 bool has_edges(const NormShape& s, const NormForwardPlan& p) {
   if (s.packed || s.adds || size_of(s.x) > 4 || s.alignment < 16 || s.rows > INT_MAX / 2 || !s.clusters) {
     return false;  // there is no such kernel; older GPUs may have too little shared memory
@@ -253,7 +263,8 @@ bool has_edges(const NormShape& s, const NormForwardPlan& p) {
   }
   const std::int64_t elements = s.rows * s.columns;
   if (size_of(s.x) == 4) {
-    return s.columns > (s.centered ? 32768 : 40960) && elements > 4 << 20;
+    const bool long_rows = s.columns > (s.centered ? 32768 : 40960) && elements > 4 << 20;
+    return long_rows || (s.centered && s.columns > 16384 && elements > 16 << 20);
   }
   if (p.team == Team::cluster) {
     return elements > (p.pack == 1 ? 3 << 19 : 32 << 20);
@@ -261,19 +272,33 @@ bool has_edges(const NormShape& s, const NormForwardPlan& p) {
   return elements > 4 << 20;
 }
 
-/// The plan that holds rows with edges. Returns the looped plan if rows are too long.
+/// The plan that holds rows with edges. Returns the looped plan if rows are too long. Measured on an H200 for large
+/// matrices, and on an H100 for others.
 NormForwardPlan edges_plan(const NormShape& s) {
   const int pack = static_cast<int>(16 / size_of(s.x));
   const std::int64_t columns = s.columns + pack - 1;  // up to pack − 1 elements of the first pack are not in the row
   const auto held = [&](std::initializer_list<Division> divisions) { return hold(columns, pack, divisions); };
   NormForwardPlan p;
+  const bool large = is_large(s);
   if (pack == 4) {
-    const bool large = s.centered && columns > 65536;
-    p = columns <= 40960 ? held({{8, 4}}) : large ? held({{16, 8}}) : held({{8, 8}, {16, 8}});
+    if (s.centered) {
+      p = large && columns <= 28672    ? held({{4, 8}})
+          : columns <= 40960 && !large ? held({{8, 4}})
+          : columns <= 65536           ? held({{8, 8}})
+                                       : held({{16, 8}});
+    } else {
+      p = columns <= 40960                               ? held({{8, 4}})
+          : large && columns > 65536 && columns <= 98304 ? held({{16, 4}})
+                                                         : held({{8, 8}, {16, 8}});
+    }
+  } else if (columns <= 1536) {
+    p = held({{1, 6}});
   } else if (columns <= 16384) {
-    p = columns <= 1536 ? held({{1, 6}}) : held({{1, 3}, {1, 4}});
+    p = large && s.centered && columns > 4608 ? held({{1, 4}}) : held({{1, 3}, {1, 4}});
   } else if (s.centered) {
-    p = columns <= 32768 ? held({{4, 4}}) : held({{8, 4}, {16, 4}});
+    p = columns > 32768 ? held({{8, 4}, {16, 4}}) : large && columns > 20480 ? held({{2, 4}}) : held({{4, 4}});
+  } else if (large) {
+    p = columns <= 32768 ? held({{2, 4}}) : columns <= 65536 ? held({{4, 4}}) : held({{8, 4}, {16, 4}});
   } else {
     p = columns <= 65536 ? held({{8, 2}}) : held({{8, 4}, {16, 4}});
   }

@@ -65,7 +65,7 @@ __device__ Pack<T, V> pack_of_one(T value) {
   return pack;
 }
 
-/// Loads a thread's packs of a row in a matrix of `elements` elements. Packs past the row's end are filled with
+/// Loads a thread's packs of a row. The kernel reads `elements` elements. Packs past the row's end are filled with
 /// `absent`.
 template <class L, class Packs, class T, class S>
 __device__ void load_packs(Packs& packs, const T* row, int columns, std::int64_t elements, S absent) {
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(L::kThreads,
   const int seen = rule.seen(at, columns);
   BackwardPacks<T, L> outs;
   BackwardPacks<T, L> gradients;
-  load_packs<L>(outs, y + first, seen, rows * columns, S{0});
-  load_packs<L>(gradients, dy + first, seen, rows * columns, S{0});
+  load_packs<L>(outs, y + first, seen, 2 * rows * columns, S{0});
+  load_packs<L>(gradients, dy + first, seen, 2 * rows * columns, S{0});
 
   // 2. Reduce.
   const int left = seen - L::first();

@@ -55,7 +55,7 @@ class StagedPiece {
 
   __device__ T* image() const { return image_; }
 
-  /// Starts the copies from global memory, where the matrix has `elements` elements. Call cuda::wait_copies() and
+  /// Starts the copies from global memory. The kernel reads `elements` elements. Call cuda::wait_copies() and
   /// __syncthreads() before reading the image.
   __device__ void fetch(const T* from, std::int64_t elements) const {
     const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   const int seen = rule.seen(at, columns);
   const StagedPiece<T> piece(memory, y + first, seen);
   const StagedPiece<T> dy_piece(memory + StagedPiece<T>::bytes(plan.slab), dy + first, seen);
-  piece.fetch(y + first, rows * columns);
-  dy_piece.fetch(dy + first, rows * columns);
+  piece.fetch(y + first, 2 * rows * columns);
+  dy_piece.fetch(dy + first, 2 * rows * columns);
   cuda::wait_copies<0>();
   __syncthreads();
 
