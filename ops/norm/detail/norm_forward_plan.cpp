@@ -172,7 +172,8 @@ int threads_at_once(const NormShape& s, const NormForwardPlan& p) {
 bool clusters_run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors) {
   // The blocks of a cluster must lie in one GPC, so that some multiprocessors remain unused.
   multiprocessors -= kPersistentBlocks - persistent_blocks(p.blocks);
-  return s.rows * p.blocks <= std::int64_t{threads_at_once(s, p) / p.threads} * multiprocessors;
+  const int blocks = std::min(threads_at_once(s, p) / p.threads, 8);  // per multiprocessor; more start too slowly
+  return s.rows * p.blocks <= std::int64_t{blocks} * multiprocessors;
 }
 
 /// If not all blocks of plan p can run at once, returns one for clusters of another size whose blocks can, with the
