@@ -126,7 +126,8 @@ BackwardRows<T, W> rows_of(const NormBackward& args, const Tensor& partials) {
           .dsum = args.dsum.data_or_null<T>(),
           .dx_dropped = args.dx_dropped.data_or_null<T>(),
           .dx_bias = args.dx_bias.data_or_null<T>(),
-          .policy = cuda::read_once_policy((args.dsum.defined() ? 3 : 2) * static_cast<std::int64_t>(args.x.bytes())),
+          // On an H200, evict_last is faster from here on, and not only if the inputs have more than 64 MiB.
+          .policy = args.x.bytes() > std::size_t{12} << 20 ? cuda::kEvictLast : cuda::kEvictUnchanged,
           .key = args.dropout.key,
           .threshold = args.dropout.threshold,
           .scale = static_cast<float>(args.dropout.scale()),
