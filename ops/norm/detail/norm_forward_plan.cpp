@@ -52,6 +52,23 @@ NormForwardPlan hold(std::int64_t columns, int pack, std::initializer_list<Divis
   return best;
 }
 
+/// The division of rows of up to `columns` columns.
+struct Limit {
+  std::int64_t columns;
+  Division division;
+};
+
+/// The plan that holds rows with the division of the first limit that they do not exceed. Returns the looped plan if
+/// they exceed all limits.
+NormForwardPlan hold_up_to(std::int64_t columns, int pack, std::initializer_list<Limit> limits) {
+  for (const Limit& limit : limits) {
+    if (columns <= limit.columns) {
+      return divide(NormForwardPlan::Kernel::held, columns, pack, limit.division);
+    }
+  }
+  return {};
+}
+
 NormForwardPlan held_by_lanes(int pack, int packs, int lanes) {
   return {.kernel = NormForwardPlan::Kernel::held,
           .team = Team::lanes,
@@ -202,29 +219,28 @@ bool is_large(const NormShape& s) { return s.rows * s.columns > 8 << 20; }
 
 /// The plan for packed rows that a cluster holds in registers. Returns the looped plan if rows are too long.
 NormForwardPlan packed_cluster_plan(const NormShape& s, int pack) {
-  const auto held = [&](std::initializer_list<Division> divisions) { return hold(s.columns, pack, divisions); };
+  const auto held = [&](std::initializer_list<Limit> limits) { return hold_up_to(s.columns, pack, limits); };
   if (is_large(s)) {  // measured on an H200
     if (pack == 8) {
-      return s.centered && s.columns <= 40960 ? held({{4, 4}}) : held({{8, 4}, {16, 4}});
+      return s.centered ? held({{40960, {4, 4}}, {131072, {8, 4}}, {262144, {16, 4}}})
+                        : held({{131072, {8, 4}}, {262144, {16, 4}}});
     }
-    return !s.centered          ? held({{8, 4}, {8, 8}, {16, 8}})
-           : s.columns <= 57344 ? held({{8, 4}})
-           : s.columns <= 65536 ? held({{8, 8}})
-                                : held({{16, 8}});
+    return s.centered ? held({{57344, {8, 4}}, {65536, {8, 8}}, {262144, {16, 8}}})
+                      : held({{65536, {8, 4}}, {131072, {8, 8}}, {262144, {16, 8}}});
   }
   // Measured on an H100. With 2 packs, layer norms have room for two blocks on a multiprocessor.
-  const bool two = pack == 8 && s.centered && s.columns <= 65536;
-  const NormForwardPlan p = at_once_plan(s, pack == 4 ? held({{8, 4}, {8, 8}, {16, 8}})
-                                            : two     ? held({{8, 2}, {8, 4}})
-                                                      : held({{8, 4}, {16, 4}}));
+  const NormForwardPlan usual = pack == 4    ? held({{65536, {8, 4}}, {131072, {8, 8}}, {262144, {16, 8}}})
+                                : s.centered ? held({{65536, {8, 2}}, {131072, {8, 4}}, {262144, {16, 4}}})
+                                             : held({{131072, {8, 4}}, {262144, {16, 4}}});
+  const NormForwardPlan p = at_once_plan(s, usual);
   if (p.kernel == NormForwardPlan::Kernel::looped || clusters_run_at_once(s, p, kPersistentBlocks)) {
     return p;
   }
   if (pack == 4 && s.columns > 65536) {
-    return s.columns <= 114688 ? held({{16, 4}}) : held({{16, 8}});
+    return held({{114688, {16, 4}}, {262144, {16, 8}}});
   }
   if (pack == 8 && !s.centered && size_of(s.weight) > size_of(s.x) && s.columns <= 65536) {
-    return held({{8, 2}});
+    return held({{65536, {8, 2}}});
   }
   return p;
 }
@@ -273,36 +289,39 @@ bool has_edges(const NormShape& s, const NormForwardPlan& p) {
   return elements > 4 << 20;
 }
 
-/// The plan that holds rows with edges. Returns the looped plan if rows are too long. Measured on an H200 for large
-/// matrices, and on an H100 for others.
+/// How rows with edges are divided; `columns` are those from the beginning of their first pack. Returns the looped plan
+/// if rows are too long. Measured on an H200 for large matrices, and on an H100 for others.
+NormForwardPlan divide_with_edges(const NormShape& s, std::int64_t columns, int pack) {
+  const auto held = [&](std::initializer_list<Limit> limits) { return hold_up_to(columns, pack, limits); };
+  const bool large = is_large(s);
+  if (pack == 4 && s.centered) {
+    return large ? held({{28672, {4, 8}}, {65536, {8, 8}}, {262144, {16, 8}}})
+                 : held({{40960, {8, 4}}, {65536, {8, 8}}, {262144, {16, 8}}});
+  }
+  if (pack == 4) {
+    return large ? held({{40960, {8, 4}}, {65536, {8, 8}}, {98304, {16, 4}}, {131072, {8, 8}}, {262144, {16, 8}}})
+                 : held({{40960, {8, 4}}, {131072, {8, 8}}, {262144, {16, 8}}});
+  }
+  if (columns <= 1536) {
+    return held({{1536, {1, 6}}});
+  }
+  if (columns <= 16384) {
+    const bool four = large && s.centered && columns > 4608 && columns <= 10752;
+    return four ? held({{10752, {1, 4}}}) : hold(columns, pack, {{1, 3}, {1, 4}});
+  }
+  if (s.centered) {
+    return large ? held({{20480, {4, 4}}, {32768, {2, 4}}, {131072, {8, 4}}, {262144, {16, 4}}})
+                 : held({{32768, {4, 4}}, {131072, {8, 4}}, {262144, {16, 4}}});
+  }
+  return large ? held({{32768, {2, 4}}, {65536, {4, 4}}, {131072, {8, 4}}, {262144, {16, 4}}})
+               : held({{65536, {8, 2}}, {131072, {8, 4}}, {262144, {16, 4}}});
+}
+
+/// The plan that holds rows with edges. Returns the looped plan if rows are too long.
 NormForwardPlan edges_plan(const NormShape& s) {
   const int pack = static_cast<int>(16 / size_of(s.x));
-  const std::int64_t columns = s.columns + pack - 1;  // up to pack − 1 elements of the first pack are not in the row
-  const auto held = [&](std::initializer_list<Division> divisions) { return hold(columns, pack, divisions); };
-  NormForwardPlan p;
-  const bool large = is_large(s);
-  if (pack == 4) {
-    if (s.centered) {
-      p = large && columns <= 28672    ? held({{4, 8}})
-          : columns <= 40960 && !large ? held({{8, 4}})
-          : columns <= 65536           ? held({{8, 8}})
-                                       : held({{16, 8}});
-    } else {
-      p = columns <= 40960                               ? held({{8, 4}})
-          : large && columns > 65536 && columns <= 98304 ? held({{16, 4}})
-                                                         : held({{8, 8}, {16, 8}});
-    }
-  } else if (columns <= 1536) {
-    p = held({{1, 6}});
-  } else if (columns <= 16384) {
-    p = large && s.centered && columns > 4608 ? held({{1, 4}}) : held({{1, 3}, {1, 4}});
-  } else if (s.centered) {
-    p = columns > 32768 ? held({{8, 4}, {16, 4}}) : large && columns > 20480 ? held({{2, 4}}) : held({{4, 4}});
-  } else if (large) {
-    p = columns <= 32768 ? held({{2, 4}}) : columns <= 65536 ? held({{4, 4}}) : held({{8, 4}, {16, 4}});
-  } else {
-    p = columns <= 65536 ? held({{8, 2}}) : held({{8, 4}, {16, 4}});
-  }
+  // Up to pack − 1 elements of the first pack are not in the row.
+  NormForwardPlan p = divide_with_edges(s, s.columns + pack - 1, pack);
   if (p.kernel == NormForwardPlan::Kernel::held && p.team == Team::block) {
     p.teams = most_sharing(p.threads);
   }
