@@ -21,18 +21,17 @@ __device__ inline float approximate_exp2(float x) {
   return y;
 }
 
-// L2 cache policies for loads, as createpolicy encodes them on all GPUs. As constants, they can be kernel arguments,
-// which saves registers.
+// L2 cache policies for loads, as createpolicy encodes them (compute capability 8.0 to 12.0). As constants, they can be
+// kernel arguments, which saves registers.
 inline constexpr std::uint64_t kEvictUnchanged = 0x10f0000000000000;
 inline constexpr std::uint64_t kEvictLast = 0x14f0000000000000;
 
 /// The L2 cache policy for inputs that a kernel reads once. `input_bytes` is the size of all of them:
 ///
-/// - If the inputs have more than 64 MiB, results leave the cache before the kernel ends. With evict_last, they leave
-/// it
+/// - Results of large inputs (more than 64 MiB) leave the cache before the kernel ends. With evict_last, they leave it
 ///   before the inputs, in the order in which they were written, which DRAM writes faster.
-/// - Otherwise results stay in the cache if inputs leave it first. With evict_unchanged, inputs do not become more
-///   recent by being read. (With evict_normal, they would. Loads without a policy behave like evict_unchanged.)
+/// - Other results stay in the cache if inputs leave it first. With evict_unchanged, inputs do not become more recent
+///   by being read. (With evict_normal, they would. Loads without a policy behave like evict_unchanged.)
 __host__ __device__ constexpr std::uint64_t read_once_policy(std::int64_t input_bytes) {
   return input_bytes > 64 << 20 ? kEvictLast : kEvictUnchanged;
 }
