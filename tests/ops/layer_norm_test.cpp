@@ -63,7 +63,8 @@ TEST(LayerNorm, EachKernel) {
                {bfloat16, bfloat16, 450, 9402},   {float16, float16, 34'000, 250},   {bfloat16, float32, 28'000, 301},
                {bfloat16, bfloat16, 3500, 601},   {float32, float32, 78'000, 109},   {float16, float32, 183'000, 184},
                {bfloat16, bfloat16, 64, 24'896},  {bfloat16, float32, 32, 36'288},   {float32, float32, 64, 17'472},
-               {float32, float32, 32, 49'152},    {float32, float32, 300, 20'008}};
+               {float32, float32, 32, 49'152},    {float32, float32, 300, 20'008},   {float16, float16, 360, 24'603},
+               {float32, float32, 990, 17'001},   {bfloat16, float32, 500, 17'408},  {float32, float32, 95, 98'304}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {

@@ -173,7 +173,8 @@ TEST(RMSNorm, EachKernel) {
                {bfloat16, bfloat16, 70, 100'000}, {float16, float32, 600, 6002},     {bfloat16, bfloat16, 1366, 12'283},
                {float16, float32, 300, 57'001},   {bfloat16, bfloat16, 4100, 1025},  {float32, float32, 100, 42'001},
                {float32, float32, 40, 140'001},   {float32, float32, 430, 120'001},  {float32, float32, 3600, 14'001},
-               {bfloat16, float32, 290, 30'001},  {bfloat16, bfloat16, 190, 45'001}};
+               {bfloat16, float32, 290, 30'001},  {bfloat16, bfloat16, 190, 45'001}, {bfloat16, bfloat16, 360, 24'603},
+               {float16, float32, 190, 50'001},   {float32, float32, 120, 75'001},   {float16, float32, 300, 20'480}};
     }
     const cuda::LaunchRecord record;
     for (const NormCase& c : cases) {
