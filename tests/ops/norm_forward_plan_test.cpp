@@ -140,8 +140,8 @@ TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
     other.multiprocessors = 60;
     const NormForwardPlan a = norm_forward_plan(s);
     const bool longer = s.columns > (size_of(s.x) == 2 ? 1024 : 16384);
-    const bool few_clusters = a.team == Team::cluster && s.packed && s.rows < 500;
-    if (!few_clusters) {
+    const bool small_clusters = a.team == Team::cluster && s.packed && s.rows * s.columns <= 8 << 20;
+    if (!small_clusters) {
       other.weight = s.x;
       other.parameters = false;
       if (s.packed || size_of(s.x) > 4 || !longer) {

@@ -135,11 +135,15 @@ inline bool sums_dx_in_two_ways(DType dtype, std::int64_t columns) {
   return size <= 4 && columns * size % 16 != 0;
 }
 
-/// Whether the order of the sums of y depends on the number of rows, on CUDA: long rows, and 16-bit rows of medium
-/// length that packs of 16 bytes do not fit.
-inline bool sums_y_in_two_ways(DType dtype, std::int64_t columns) {
-  return size_of(dtype) == 2 ? columns > 16384 || (columns > 1024 && columns % 8 != 0)
-                             : dtype == float32 && columns > 8192;
+/// Whether the order of the sums of y depends on the number of rows, on CUDA: rows that clusters share, and long rows
+/// that neither packs of 16 bytes nor words of 4 bytes fit, or, in float32, packs. centered: of layer norms.
+inline bool sums_y_in_two_ways(DType dtype, std::int64_t columns, bool centered) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  if (columns * size % 16 == 0) {
+    const std::int64_t of_a_block = dtype == float32 && centered ? 8192 : 16'384;
+    return size <= 4 && columns > of_a_block && columns <= 262'144;
+  }
+  return (size == 2 && columns > 1024 && columns % 2 == 1) || (dtype == float32 && columns > 8192);
 }
 
 /// A view with x's elements whose axes are reversed in memory, with a NaN after every element.
