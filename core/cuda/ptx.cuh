@@ -73,6 +73,11 @@ template <int kBytes>
 __device__ void copy_async(void* shared, const void* global, bool present = true) {
   copy_async<kBytes>(shared_address(shared), global, present);
 }
+/// The same with a policy for the L2 cache, which copies of less than 16 bytes ignore.
+template <int kBytes>
+__device__ void copy_async(std::uint32_t shared, const void* global, std::uint64_t policy, bool present = true) {
+  copy_part_async<kBytes>(shared, global, present ? kBytes : 0, policy);
+}
 
 /// Commits the copies that this thread has started since the last group as one group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

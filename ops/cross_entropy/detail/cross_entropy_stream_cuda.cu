@@ -216,7 +216,7 @@ class Streamer {
     for (int part = 0; part < Plan::kParts; ++part) {
       for (int round = 0; round < plan_.part; ++round, i += threads_, place += 16 * threads_) {
         if (i < count) {
-          cuda::copy_part_async<16>(place, share.at(i), 16, policy());
+          cuda::copy_async<16>(place, share.at(i), policy());
         }
       }
       cuda::commit_copies();
@@ -265,7 +265,7 @@ class Streamer {
           rows::store_whole(to, make(i, place));
         }
         if (i < next_count) {
-          cuda::copy_part_async<16>(place, from, 16, policy());
+          cuda::copy_async<16>(place, from, policy());
         }
         i += threads_;
         place += 16 * threads_;

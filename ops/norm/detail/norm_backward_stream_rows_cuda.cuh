@@ -32,9 +32,8 @@ class Stream {
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       int source = 0;
-      (cuda::copy_part_async<sizeof(Packs)>(cuda::shared_address(to + (source++ * P + i) * kWarp),
-                                            i < count ? from + i * (kLanes * V) : from,
-                                            i < count ? static_cast<int>(sizeof(Packs)) : 0, policy),
+      (cuda::copy_async<sizeof(Packs)>(cuda::shared_address(to + (source++ * P + i) * kWarp),
+                                       i < count ? from + i * (kLanes * V) : from, policy, i < count),
        ...);
     }
   }

@@ -59,7 +59,7 @@ class StagedPiece {
   /// __syncthreads() before reading the image.
   __device__ void fetch(const T* from, std::int64_t elements) const {
     const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
-    for_units([&](int i) { cuda::copy_part_async<16>(cuda::shared_address(image_ + i), from + i, 16, policy); });
+    for_units([&](int i) { cuda::copy_async<16>(cuda::shared_address(image_ + i), from + i, policy); });
     for_edges([&](int i) { image_[i] = from[i]; });
     cuda::commit_copies();
   }

@@ -65,7 +65,7 @@ class PacksAhead {
 #pragma unroll
       for (int i = 0; i < L::kPacks; ++i) {
         if (i * L::kStep < left_) {
-          cuda::copy_part_async<kPackBytes>(place_ + i * kStepBytes, from + i * L::kStep, kPackBytes, policy_);
+          cuda::copy_async<kPackBytes>(place_ + i * kStepBytes, from + i * L::kStep, policy_);
         }
       }
     }
