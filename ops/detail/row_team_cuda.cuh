@@ -57,18 +57,6 @@ struct Place {
   }
 };
 
-/// Returns its argument, but hides from the compiler how it was computed. The compiler then keeps it in a register
-/// instead of computing it again at each use.
-__device__ inline int opaque(int n) {
-  asm volatile("" : "+r"(n));
-  return n;
-}
-template <class T>
-__device__ T* opaque(T* p) {
-  asm volatile("" : "+l"(p));
-  return p;
-}
-
 /// The P packs of a row that a thread holds in registers, V columns each. If kPacked, they stay in the dtype they were
 /// read in, which takes half the registers for 16-bit elements. Otherwise they are converted to the type of sums, and
 /// may be replaced by computed values.

@@ -31,6 +31,18 @@ using cuda::sum_pair;
 using cuda::unpack;
 using cuda::with_pack_size;
 
+/// Returns its argument, but hides from the compiler how it was computed. The compiler then keeps it in a register
+/// instead of computing it again at each use.
+__device__ inline int opaque(int n) {
+  asm volatile("" : "+r"(n));
+  return n;
+}
+template <class T>
+__device__ T* opaque(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
 // On the host.
 
 /// `blocks`, limited to what a grid's x axis can have; kernels loop over the rest.

@@ -100,7 +100,7 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
     asm volatile("" : "+f"(eps));
   }
   if constexpr (!H::kWarps && !H::kStays) {
-    row = Run<H>(p, a.rows, held::opaque(static_cast<int>(blockIdx.x))).first;
+    row = Run<H>(p, a.rows, opaque(static_cast<int>(blockIdx.x))).first;
   }
   __syncwarp();  // this lane reads what other lanes have written of a sum
   const Place<H> place(p, static_cast<int>(a.columns), lane, phase);
@@ -151,7 +151,7 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
     if (threadIdx.x == 0 && place.rank == 0) {
       write_statistics<typename H::N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
     }
-    T* const y = a.y + (row * a.columns - place.phase + place.first);
+    T* const y = opaque(a.y + (row * a.columns - place.phase + place.first));
     const auto write = [&]<bool kPresent>() {
       if constexpr (H::V == 1) {
         write_elements<kPresent>(packs, place, m.a, rstd, parameters, y);
@@ -174,12 +174,12 @@ __device__ void normalize_run(const Forward<T, W>& a, const NormForwardPlan& p, 
   // Computed again for each row: registers that hold it would be spilled.
   const auto place_of = [&](typename Run<H>::Index row) {
     const unsigned begin = static_cast<unsigned>(row) * static_cast<unsigned>(a.columns);
-    return Place<H>(p, static_cast<int>(a.columns), held::opaque(static_cast<int>(threadIdx.x)),
+    return Place<H>(p, static_cast<int>(a.columns), opaque(static_cast<int>(threadIdx.x)),
                     H::kEdges ? static_cast<int>(begin % H::V) : 0);
   };
   [[maybe_unused]] __shared__ Pack<T, H::V> firsts[H::kMostThreads / kWarp];
   const auto first_pack = [&]() -> Pack<T, H::V>& {
-    return firsts[(threadIdx.y * blockDim.x + held::opaque(static_cast<int>(threadIdx.x))) / kWarp];
+    return firsts[(threadIdx.y * blockDim.x + opaque(static_cast<int>(threadIdx.x))) / kWarp];
   };
   RowPacks<H> next;
   const auto load = [&](typename Run<H>::Index row, const Place<H>& place) {

@@ -102,26 +102,28 @@ class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
   }
 };
 
-// weight and bias in shared memory, for rows that may begin anywhere in a pack. There are V arrays. Array k has columns
-// k, k + V, k + 2 V, …, from V columns before the slab on. For element j of their packs, neighboring lanes read
-// neighboring entries of one array wherever the row begins, without bank conflicts.
+// weight and bias in shared memory, for rows that may begin anywhere in a pack. There is an entry for each column, from
+// V columns before the slab on, in runs of 32 packs:
+//
+//     run 0: column 0 of 32 packs, column 1 of 32 packs, …, column V − 1 of 32 packs;  run 1: column 0 of …
+//
+// For element j of their packs, neighboring lanes read neighboring entries wherever the row begins, without bank
+// conflicts. All entries for a thread's packs are at constant distances from one of two places: those for the elements
+// before the row's phase, which are columns of the previous pack, and those for the others.
 template <class H>
 class Parameters<H, ParametersIn::shared_by_column> {
   using N = typename H::N;
   using W = typename H::W;
   static constexpr int V = H::V;
+  static constexpr int kRun = kWarp * V;
 
  public:
   // Floats need no conversion in each row, but take more registers. Only the kernel for warps has enough.
   using Kept = std::conditional_t<H::kTeam == Team::warp, float, W>;
-  struct Both {
-    Kept weight;
-    Kept bias;
-  };
-  using Entry = std::conditional_t<N::kCentered, Both, Kept>;
+  using Entry = Pack<Kept, N::kCentered ? 2 : 1>;  // weight, bias
 
   /// The number of bytes for a row that `threads` threads share.
-  static __host__ __device__ int bytes(int threads) { return V * stride(threads) * static_cast<int>(sizeof(Entry)); }
+  static int bytes(int threads) { return (threads * H::P + kWarp) * V * static_cast<int>(sizeof(Entry)); }
 
   /// All threads of the block call it, and then synchronize.
   __device__ Parameters(const Forward<typename H::T, W>& a, const Place<H>& place, unsigned char* memory)
@@ -129,45 +131,54 @@ class Parameters<H, ParametersIn::shared_by_column> {
     const int threads = blockDim.x * blockDim.y;
     const int columns = static_cast<int>(a.columns);
 #pragma unroll 2
-    for (int k = threadIdx.y * blockDim.x + threadIdx.x; k <= static_cast<int>(blockDim.x) * H::P; k += threads) {
-      const int column = place.slab + (k - 1) * V;
+    for (int pack = threadIdx.y * blockDim.x + threadIdx.x; pack <= static_cast<int>(blockDim.x) * H::P;
+         pack += threads) {
+      const int column = place.slab + (pack - 1) * V;
       const Pack<W, V> w = load_columns(a.weight, column, columns, 1);
       [[maybe_unused]] const Pack<W, V> b = load_columns(N::kCentered ? a.bias : nullptr, column, columns, 0);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
+        Entry& entry = entries_[first_of(pack) + j * kWarp];
+        entry.at[0] = static_cast<Kept>(w.at[j]);
         if constexpr (N::kCentered) {
-          entries_[j * stride(blockDim.x) + k] = {static_cast<Kept>(w.at[j]), static_cast<Kept>(b.at[j])};
-        } else {
-          entries_[j * stride(blockDim.x) + k] = static_cast<Kept>(w.at[j]);
+          entry.at[1] = static_cast<Kept>(b.at[j]);
         }
       }
     }
   }
 
-  /// The entry for element j of the thread's pack 0. The entry for pack i is i * kLanes places further.
-  __device__ const Entry* column(int j, const Place<H>& place) const {
-    const int from_pack = j - place.phase;  // may be in the previous pack
-    const int array = from_pack < 0 ? from_pack + V : from_pack;
-    return entries_ + array * stride(blockDim.x) + (place.first - place.slab) / V + (from_pack < 0 ? 0 : 1);
-  }
-
-  template <class S>
-  __device__ static void values(const Entry& entry, S& w, S& b) {
-    if constexpr (N::kCentered) {
-      w = static_cast<S>(entry.weight);
-      b = static_cast<S>(entry.bias);
-    } else {
-      w = static_cast<S>(entry);
+  /// The entries for a thread's packs of one row.
+  class OfRow {
+   public:
+    __device__ OfRow(const Entry* entries, const Place<H>& place) : phase_(place.phase) {
+      const int pack = (place.first - place.slab) / V;
+      before_ = entries + first_of(pack) + (V - phase_) * kWarp;
+      from_ = entries + first_of(pack + 1) - phase_ * kWarp;
     }
-  }
+
+    /// Returns weight and bias for element j of pack i.
+    template <class S>
+    __device__ void at(int i, int j, S& w, S& b) const {
+      S values[N::kCentered ? 2 : 1];
+      unpack((j < phase_ ? before_ : from_)[i * kRun + j * kWarp], values);
+      w = values[0];
+      if constexpr (N::kCentered) {
+        b = values[1];
+      }
+    }
+
+   private:
+    int phase_;
+    const Entry* before_;
+    const Entry* from_;
+  };
+  __device__ OfRow of_row(const Place<H>& place) const { return OfRow(entries_, place); }
 
   __device__ bool both() const { return true; }
 
  private:
-  // Chosen so that the constructor's stores have no bank conflicts.
-  static __host__ __device__ int stride(int threads) {
-    return threads * H::P + 128 / (V * static_cast<int>(sizeof(Entry)));
-  }
+  // The entry for column 0 of a pack; pack 0 is the one before the slab.
+  __device__ static int first_of(int pack) { return pack / kWarp * kRun + pack % kWarp; }
 
   // Loads V columns of a parameter, some of which may be before or after the row.
   __device__ static Pack<W, V> load_columns(const W* parameter, int first, int columns, float absent) {
@@ -210,7 +221,7 @@ class Parameters<H, ParametersIn::registers> {
 
   template <bool, class S>
   __device__ void at(int i, int, S (&w)[kPart], S (&b)[kPart]) const {
-    kept_.at(i, H::kStays ? held::opaque(0) : 0, w, b);
+    kept_.at(i, H::kStays ? opaque(0) : 0, w, b);
   }
 
  private:

@@ -28,7 +28,7 @@ class RowPacks {
   __device__ void load_from(const T* row, const Place<H>& place, std::uint64_t policy, bool present, bool is_last) {
     // With edges, whole packs are loaded, but nothing past the end of the matrix.
     const int left = present ? place.columns - place.first - (H::kEdges && is_last ? V - 1 : 0) : 0;
-    load_packs(row + place.first, left, policy, packs_);
+    load_packs(opaque(row + place.first), left, policy, packs_);
     if constexpr (H::kEdges) {
       if (is_last) {
         load_cut_pack(row + place.first, place);

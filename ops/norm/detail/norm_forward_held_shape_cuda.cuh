@@ -109,7 +109,7 @@ struct Place {
   int slab = 0;        // the block's first column
   int first;           // the thread's first column
   int columns;         // where the row, or the block's slab of it, ends; 0 if the thread has no row
-  bool edges = false;  // whether the row begins or ends inside a pack of the warp; set by find_edges()
+  bool edges = false;  // whether the warp has the row's first or last pack; set by find_edges()
 
   __device__ Place(const NormForwardPlan& p, int row_columns, int lane, int row_phase)
       : phase(row_phase),
@@ -127,7 +127,7 @@ struct Place {
   __device__ void find_edges() {
     if constexpr (H::kEdges) {
       const int from = threadIdx.x / kWarp * (P * H::kStep) + slab;  // the warp's first column
-      edges = (phase > 0 && from == 0) || (columns % V > 0 && columns - from <= P * H::kStep);
+      edges = from == 0 || columns - from <= P * H::kStep;
     }
   }
 

@@ -54,15 +54,14 @@ __device__ void write_packs_by_column(const RowPacks<H>& row, const Place<H>& pl
   using T = typename H::T;
   constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
   const S offset = -mean * rstd;
+  const typename Parameters<H>::OfRow entries = parameters.of_row(place);
   // Not all packs at once if the entries for them would take too many registers.
-  constexpr int kAtOnce = H::kTeam == Team::cluster && H::P >= 4 ? H::P / 2 : H::P;
+  constexpr int kAtOnce = H::kWarps && H::P >= 4 ? H::P / 2 : H::P;
 #pragma unroll
   for (int begin = 0; begin < H::P; begin += kAtOnce) {
     Pack<T, H::V> packs[kAtOnce];
 #pragma unroll
     for (int j = 0; j < H::V; j += kPair) {
-      const auto* const first = parameters.column(j, place);
-      const auto* const second = parameters.column(j + kPair - 1, place);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         S values[H::V];
@@ -72,7 +71,7 @@ __device__ void write_packs_by_column(const RowPacks<H>& row, const Place<H>& pl
         for (int k = 0; k < kPair; ++k) {
           S w;
           S b;
-          Parameters<H>::values((k == 0 ? first : second)[(begin + i) * H::kLanes], w, b);
+          entries.at(begin + i, j + k, w, b);
           const S value = values[j + k];
           pair[k] = H::N::kCentered ? fma(fma(value, rstd, offset), w, b) : value * rstd * w;
         }

@@ -169,7 +169,7 @@ class ShortRows {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const bool present = number(row, r) < rows_;
-      const T* const from = at(a_.x, number(row, r));
+      const T* const from = opaque(at(a_.x, number(row, r)));
 #pragma unroll
       for (int i = 0; i < P; ++i) {
         packs[r][i] = Bits{};
@@ -257,6 +257,11 @@ class ShortRows {
 
   template <bool kWhole>
   __device__ void write(int row, const S (&x)[kRows][P][V], const S (&rstd)[kRows]) const {
+    T* to[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      to[r] = opaque(at(a_.y, number(row, r)));
+    }
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       S w[V];
@@ -271,7 +276,7 @@ class ShortRows {
           values[j] = kCentered ? fma(x_hat, w[j], b[j]) : x_hat * w[j];
         }
         if ((kWhole || number(row, r) < rows_) && has(i)) {
-          store_whole(at(a_.y, number(row, r)) + i * H::kStep, pack_of<T>(values));
+          store_whole(to[r] + i * H::kStep, pack_of<T>(values));
         }
       }
     }

@@ -145,8 +145,8 @@ __device__ Found found_in_warp(Packs& packs, const Rule& rule, int seen, Found f
 template <class L, class Rule, class T, class Result>
 __device__ void write_packs(T* row, int columns, int seen, const Result& result) {
   using S = Accumulate<T>;
-  const int first = held::opaque(L::first());
-  T* const mine = held::opaque(row + first);
+  const int first = rows::opaque(L::first());
+  T* const mine = rows::opaque(row + first);
 #pragma unroll
   for (int i = 0; i < L::kPacks; ++i) {
     if (i * L::kStep < columns - first) {
