@@ -219,8 +219,10 @@ TEST(NormForwardPlan, FewBlocks) {
     return p.few;
   };
   EXPECT_TRUE(few(1, 768, bfloat16, bfloat16));
-  EXPECT_TRUE(few(264, 1024, bfloat16, bfloat16));
-  EXPECT_FALSE(few(265, 1024, bfloat16, bfloat16));
+  EXPECT_TRUE(few(3168, 1024, bfloat16, bfloat16));  // 3 blocks of 8 rows on a multiprocessor
+  EXPECT_FALSE(few(3169, 1024, bfloat16, bfloat16));
+  EXPECT_TRUE(few(792, 4096, float16, float16));
+  EXPECT_FALSE(few(793, 4096, float16, float16));
   EXPECT_TRUE(few(132, 16'384, float16, float32));
   EXPECT_FALSE(few(133, 16'384, float16, float32));
   EXPECT_FALSE(few(1, 768, bfloat16, float32));  // here, warps share the parameters
@@ -228,8 +230,10 @@ TEST(NormForwardPlan, FewBlocks) {
   EXPECT_FALSE(few(31, 65'536, bfloat16, float32));
   EXPECT_TRUE(few(7, 262'144, bfloat16, bfloat16));
   EXPECT_FALSE(few(8, 262'144, bfloat16, bfloat16));  // an H200 has room for 7 clusters of 16 blocks
-  EXPECT_TRUE(few(5, 1229, bfloat16, bfloat16));
-  EXPECT_TRUE(few(264, 2048, float32, float32));
+  EXPECT_TRUE(few(792, 1229, bfloat16, bfloat16));
+  EXPECT_FALSE(few(793, 1229, bfloat16, bfloat16));
+  EXPECT_TRUE(few(660, 2048, float32, float32));
+  EXPECT_FALSE(few(661, 2048, float32, float32));
   EXPECT_TRUE(few(1, 2049, float32, float32));
   EXPECT_FALSE(few(1, 2048, float64, float64));
   NormShape no_bias = shape_of(1, 2048, float16, float16);

@@ -171,26 +171,32 @@ NormForwardPlan held_plan(const NormShape& s, int pack) {
   return pack == 2 ? hold(s.columns, pack, {{1, 8}, {1, 4}, {1, 2}, {1, 1}}) : hold(s.columns, pack, {{1, 16}, {1, 8}});
 }
 
-/// How many threads of clusters a multiprocessor can run if they have the parameters in registers.
+/// How many threads with the parameters in registers a multiprocessor can run.
 int threads_at_once(const NormShape& s, const NormForwardPlan& p) {
-  if (p.pack < 4) {
+  const bool cluster = p.team == Team::cluster;
+  if (cluster && p.pack < 4) {
     return kForwardBlock;
   }
-  const int x = static_cast<int>(size_of(s.x));
-  const int parameters = static_cast<int>(size_of(s.weight)) * (s.centered ? 2 : 1);
+  const bool halves = size_of(s.x) == 2;
   // What a thread needs besides its elements, as the kernels were compiled for compute capability 9.0.
-  const int other = s.centered ? (x == 2 ? 40 : 28) : (x == 2 ? 24 : 26);
-  const int registers = p.packs * p.pack * (x + parameters) / 4 + other;
-  return 65536 / ((registers + 7) / 8 * 8);
+  const int other = cluster      ? (s.centered ? (halves ? 40 : 28) : (halves ? 24 : 26))
+                    : p.pack < 4 ? (s.centered ? 36 : 20)
+                                 : (s.centered ? (halves ? 28 : 24) : (halves ? 18 : 16));
+  const auto words = [&](DType dtype) { return divided(p.pack * static_cast<int>(size_of(dtype)), 4); };
+  const auto needed = static_cast<int>(p.packs * (words(s.x) + (s.centered ? 2 : 1) * words(s.weight))) + other;
+  const int registers = (needed + 7) / 8 * 8;
+  // Each quarter of a multiprocessor has a quarter of the registers, for whole warps. For clusters, this is left out:
+  // their divisions were measured with this simpler estimate.
+  return cluster ? 65536 / registers : std::min(4 * kWarpLanes * (16384 / kWarpLanes / registers), 2048);
 }
 
-/// Whether all blocks of clusters can run at once on a GPU with this many multiprocessors, with the parameters in
-/// registers.
-bool clusters_run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors) {
+/// Whether all blocks can run at once on a GPU with this many multiprocessors, with the parameters in registers.
+bool run_at_once(const NormShape& s, const NormForwardPlan& p, int multiprocessors) {
   // The blocks of a cluster must lie in one GPC, so that some multiprocessors remain unused.
   multiprocessors -= kPersistentBlocks - persistent_blocks(p.blocks);
-  const int blocks = std::min(threads_at_once(s, p) / p.threads, 8);  // per multiprocessor; more start too slowly
-  return s.rows * p.blocks <= std::int64_t{blocks} * multiprocessors;
+  const int most = p.team == Team::cluster ? 8 : 32;  // more than 8 blocks of clusters start too slowly
+  const int blocks = std::min(threads_at_once(s, p) / (p.threads * p.teams), most);  // per multiprocessor
+  return divided(s.rows, p.teams) * p.blocks <= std::int64_t{blocks} * multiprocessors;
 }
 
 /// If not all blocks of plan p can run at once, returns one for clusters of another size whose blocks can, with the
@@ -198,13 +204,13 @@ bool clusters_run_at_once(const NormShape& s, const NormForwardPlan& p, int mult
 /// depend on the GPU.
 NormForwardPlan at_once_plan(const NormShape& s, const NormForwardPlan& p) {
   constexpr int kBusy = 100;  // blocks that keep nearly all multiprocessors busy
-  if (p.kernel == NormForwardPlan::Kernel::looped || !s.parameters || clusters_run_at_once(s, p, kPersistentBlocks)) {
+  if (p.kernel == NormForwardPlan::Kernel::looped || !s.parameters || run_at_once(s, p, kPersistentBlocks)) {
     return p;
   }
   NormForwardPlan best = p;
   for (const int blocks : {2, 4, 8, 16}) {  // small clusters are faster, if there are enough of them
     const NormForwardPlan other = divide(p.kernel, s.columns, p.pack, {blocks, p.pack == 8 ? 4 : 8});
-    if (other.threads <= kForwardBlock && clusters_run_at_once(s, other, kPersistentBlocks)) {
+    if (other.threads <= kForwardBlock && run_at_once(s, other, kPersistentBlocks)) {
       best = other;
       if (s.rows * blocks >= kBusy) {
         break;
@@ -233,7 +239,7 @@ NormForwardPlan packed_cluster_plan(const NormShape& s, int pack) {
                                 : s.centered ? held({{65536, {8, 2}}, {131072, {8, 4}}, {262144, {16, 4}}})
                                              : held({{131072, {8, 4}}, {262144, {16, 4}}});
   const NormForwardPlan p = at_once_plan(s, usual);
-  if (p.kernel == NormForwardPlan::Kernel::looped || clusters_run_at_once(s, p, kPersistentBlocks)) {
+  if (p.kernel == NormForwardPlan::Kernel::looped || run_at_once(s, p, kPersistentBlocks)) {
     return p;
   }
   if (pack == 4 && s.columns > 65536) {
@@ -330,19 +336,18 @@ NormForwardPlan edges_plan(const NormShape& s) {
   return p;
 }
 
-/// Whether all blocks can run at once with the parameters in registers. Does not affect the bits of the results.
+/// Whether all blocks can run at once, or nearly, with the parameters in registers. Does not affect the bits of the
+/// results.
 bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel != NormForwardPlan::Kernel::held || size_of(s.x) > 4 || s.adds || !s.parameters) {
     return false;
   }
-  if (p.team == Team::cluster) {
-    return clusters_run_at_once(s, p, s.multiprocessors);
-  }
-  if (shares(s) && p.team != Team::block) {  // such warps have them early, in shared memory
+  if (shares(s) && p.team == Team::warp) {  // such warps have them early, in shared memory
     return false;
   }
-  // Each row loads the parameters again. With more rows, this costs more than it hides.
-  return s.rows <= 2 * s.multiprocessors && s.rows * p.threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
+  // If a few large blocks have to wait, it is faster, too.
+  const bool nearly = p.team != Team::cluster && s.rows * p.threads <= std::int64_t{kForwardBlock} * s.multiprocessors;
+  return nearly || run_at_once(s, p, s.multiprocessors);
 }
 
 /// Whether blocks are persistent, so that their teams compute one row after another. Does not affect the bits of the
