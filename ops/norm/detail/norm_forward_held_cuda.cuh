@@ -254,8 +254,8 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
     return blocks_of_turns(wanted, /*turns=*/4, resident);
   } else {
     const bool is_long = H::kTeam == Team::block && p.threads > 128;
-    const bool is_large = bytes > 40 << 20;
-    const bool more = is_large && !is_long && (H::kTeam != Team::block || H::P > 2);
+    const bool many_bytes = bytes > 40 << 20;
+    const bool more = many_bytes && !is_long && (H::kTeam != Team::block || H::P > 2);
     const unsigned most = resident * (more ? 4 : 1);
     if (is_long && wanted > most && wanted < 32 * most) {  // about the same number of rows for each block
       const unsigned rows = (wanted + most - 1) / most;
