@@ -108,8 +108,8 @@ class Parameters<H, ParametersIn::shared> : public SharedParametersOf<H> {
 //     run 0: column 0 of 32 packs, column 1 of 32 packs, …, column V − 1 of 32 packs;  run 1: column 0 of …
 //
 // For element j of their packs, neighboring lanes read neighboring entries wherever the row begins, without bank
-// conflicts. All entries for a thread's packs are at constant distances from one of two places: those for the elements
-// before the row's phase, which are columns of the previous pack, and those for the others.
+// conflicts. A thread needs two addresses per row: one for the elements before the row's phase, which are columns of
+// the previous pack, and one for the others. All its entries are at constant distances from these.
 template <class H>
 class Parameters<H, ParametersIn::shared_by_column> {
   using N = typename H::N;

@@ -177,16 +177,16 @@ int threads_at_once(const NormShape& s, const NormForwardPlan& p) {
   if (cluster && p.pack < 4) {
     return kForwardBlock;
   }
-  const bool halves = size_of(s.x) == 2;
+  const bool is_16_bits = size_of(s.x) == 2;
   // What a thread needs besides its elements, as the kernels were compiled for compute capability 9.0.
-  const int other = cluster      ? (s.centered ? (halves ? 40 : 28) : (halves ? 24 : 26))
+  const int other = cluster      ? (s.centered ? (is_16_bits ? 40 : 28) : (is_16_bits ? 24 : 26))
                     : p.pack < 4 ? (s.centered ? 36 : 20)
-                                 : (s.centered ? (halves ? 28 : 24) : (halves ? 18 : 16));
+                                 : (s.centered ? (is_16_bits ? 28 : 24) : (is_16_bits ? 18 : 16));
   const auto words = [&](DType dtype) { return divided(p.pack * static_cast<int>(size_of(dtype)), 4); };
   const auto needed = static_cast<int>(p.packs * (words(s.x) + (s.centered ? 2 : 1) * words(s.weight))) + other;
   const int registers = (needed + 7) / 8 * 8;
-  // Each quarter of a multiprocessor has a quarter of the registers, for whole warps. For clusters, this is left out:
-  // their divisions were measured with this simpler estimate.
+  // Each quarter of a multiprocessor has registers of its own, which it gives to whole warps. Clusters keep the simpler
+  // estimate with which their divisions were measured.
   return cluster ? 65536 / registers : std::min(4 * kWarpLanes * (16384 / kWarpLanes / registers), 2048);
 }
 
