@@ -1,4 +1,5 @@
 #include "layer_norm_reference.h"
+#include "norm_kernel_cases.h"
 #include "tests/launches.h"
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradcheck.h>
@@ -26,71 +27,30 @@ TEST_P(LayerNormTypes, MatchReference) {
   }
 }
 
-// Runs each kernel on just enough rows that it reuses its shared memory. The other tests are too long for
-// compute-sanitizer's racecheck; for this test alone, it takes minutes:
-//   MICA_POOL=0 compute-sanitizer --tool racecheck build/cuda/bin/mica_tests --gtest_filter=LayerNorm.EachKernel
-TEST(LayerNorm, EachKernel) {
+// Runs each kernel. The other tests are too long for compute-sanitizer:
+//   MICA_POOL=0 compute-sanitizer build/cuda/bin/mica_tests --gtest_filter='*LayerNormTypes.EachKernel/float32*'
+TEST_P(LayerNormTypes, EachKernel) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "the other tests run all code for the CPU";
+  }
   manual_seed(16);
-  for (const Device device : test_devices()) {
-    std::vector<NormCase> cases = {{float32, float32, 9, 7},    {float32, float32, 9, 64},  {float32, float32, 9, 4096},
-                                   {float32, float32, 9, 4005}, {float16, float16, 9, 100}, {float16, float32, 9, 768},
-                                   {float64, float64, 9, 1000}, {bfloat16, float32, 9, 500}};
-    if (device.is_cuda()) {
-      cases = {{float32, float32, 1151, 7},       {float32, float32, 1151, 64},      {float32, float32, 1151, 128},
-               {float32, float32, 1151, 260},     {float32, float32, 1151, 301},     {float32, float32, 300, 1604},
-               {float32, float32, 600, 4005},     {float32, float32, 300, 8192},     {float32, float32, 80, 9001},
-               {float32, float32, 70, 20001},     {float32, float32, 80, 20008},     {float32, float32, 3, 100'001},
-               {float32, float32, 2, 300007},     {float16, float16, 1151, 100},     {float16, float32, 6500, 264},
-               {float16, float16, 600, 2048},     {bfloat16, float32, 200, 9000},    {bfloat16, float32, 200, 11'000},
-               {bfloat16, bfloat16, 200, 15'000}, {float16, float16, 80, 16392},     {float16, float16, 9, 200'000},
-               {float16, float16, 300, 4001},     {float16, float16, 5, 20001},      {float64, float64, 300, 1000},
-               {float64, float64, 5, 20001},      {bfloat16, float32, 300, 1501},    {bfloat16, bfloat16, 45'000, 101},
-               {float16, float16, 2000, 301},     {float16, float32, 1500, 501},     {bfloat16, bfloat16, 6500, 1001},
-               {float16, float32, 2150, 4101},    {float16, float16, 950, 9001},     {bfloat16, float32, 90, 100'001},
-               {float16, float32, 16, 200'001},   {float16, float16, 43'000, 64},    {bfloat16, float32, 20'000, 128},
-               {float16, float32, 9000, 256},     {float32, float32, 20'000, 100},   {bfloat16, bfloat16, 2100, 768},
-               {bfloat16, bfloat16, 200, 12'288}, {bfloat16, bfloat16, 2113, 1538},  {bfloat16, float32, 2113, 13'003},
-               {bfloat16, float32, 90'000, 50},   {float16, float16, 36'000, 241},   {bfloat16, bfloat16, 11'000, 402},
-               {float16, float32, 6000, 1002},    {bfloat16, bfloat16, 800, 14'002}, {float16, float32, 300, 30'002},
-               {float32, float32, 80, 140'000},   {bfloat16, bfloat16, 200, 70'000}, {float16, float16, 4000, 301},
-               {bfloat16, float32, 2500, 450},    {bfloat16, bfloat16, 29, 140'001}, {float32, float32, 29, 140'001},
-               {float32, float32, 80, 200'001},   {bfloat16, float32, 121, 70'001},  {float16, float16, 30, 200'001},
-               {bfloat16, bfloat16, 61, 40'002},  {float16, float32, 600, 18'002},   {bfloat16, bfloat16, 3200, 10'504},
-               {float32, float32, 100, 60'001},   {float32, float32, 80, 90'001},    {bfloat16, float32, 60, 120'000},
-               {bfloat16, bfloat16, 70, 200'000}, {float16, float32, 1100, 7001},    {float32, float32, 700, 12'000},
-               {bfloat16, float32, 305, 20'665},  {float16, float16, 110, 57'343},   {bfloat16, bfloat16, 401, 16'395},
-               {float16, float16, 4100, 1025},    {bfloat16, float32, 3001, 1529},   {float32, float32, 110, 40'001},
-               {bfloat16, bfloat16, 450, 9402},   {float16, float16, 34'000, 250},   {bfloat16, float32, 28'000, 301},
-               {bfloat16, bfloat16, 3500, 601},   {float32, float32, 78'000, 109},   {float16, float32, 183'000, 184},
-               {bfloat16, bfloat16, 64, 24'896},  {bfloat16, float32, 32, 36'288},   {float32, float32, 64, 17'472},
-               {float32, float32, 32, 49'152},    {float32, float32, 300, 20'008},   {float16, float16, 360, 24'603},
-               {float32, float32, 990, 17'001},   {bfloat16, float32, 500, 17'408},  {float32, float32, 95, 98'304}};
-    }
+  for (const auto& [c, kernel] : norm_kernel_cases(GetParam(), /*centered=*/true)) {
     const cuda::LaunchRecord record;
-    for (const NormCase& c : cases) {
-      Inputs in = random_inputs(c, device);
-      const Reference expected = reference(in);
-      expect_matches(run(in), expected, c);
-      expect_matches(run(in, {.x = false}), expected, c);
-      if (c.dtype == float32) {  // in every other row, squares overflow
-        std::vector<double> x = to_vector<double>(in.x);
-        for (std::size_t i = 0; i < x.size(); ++i) {
-          x[i] = std::clamp(x[i], -4.0, 4.0) * (i / c.columns % 2 == 0 ? 1e30 : 1);
-        }
-        in.x = with_values(x, in.x);
-        const Results got = run(in, {.x = false});
-        expect_matches(got, reference(in), c);
+    Inputs in = random_inputs(c, Device::cuda());
+    const Reference expected = reference(in);
+    expect_matches(run(in), expected, c);
+    expect_launched(record, Device::cuda(), {kernel.name.c_str()}, c.name());
+    expect_matches(run(in, {.x = false}), expected, c);
+    if (c.dtype == float32) {  // in every other row, squares overflow
+      std::vector<double> x = to_vector<double>(in.x);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        x[i] = std::clamp(x[i], -4.0, 4.0) * (i / c.columns % 2 == 0 ? 1e30 : 1);
       }
+      in.x = with_values(x, in.x);
+      expect_matches(run(in, {.x = false}), reference(in), c);
     }
-    expect_launched(record, device,
-                    {"norm_forward_short_kernel", "norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>",
-                     "norm_forward_held_kernel<few>", "norm_forward_held_kernel<stays>", "norm_forward_looped_kernel",
-                     "norm_backward_held_kernel", "norm_backward_looped_kernel", "norm_backward_parameters_kernel",
-                     "norm_backward_sum_kernel"});
-    if (gpu_has_clusters()) {
-      expect_launched(
-          record, device,
-          {"norm_forward_held_kernel<edges>", "norm_forward_held_kernel<cluster>", "norm_backward_stream_kernel"});
+    if (HasFailure()) {
+      return;
     }
   }
 }

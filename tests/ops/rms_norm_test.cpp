@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "norm_grid.h"
+#include "norm_kernel_cases.h"
 #include "tests/launches.h"
 #include "tests/support.h"
 #include <mica/autograd/grad.h>
@@ -148,49 +148,21 @@ TEST_P(RMSNormTypes, MatchReference) {
   }
 }
 
-// Runs each kernel on just enough rows that it reuses its shared memory, which is fast enough for compute-sanitizer:
-//   MICA_POOL=0 compute-sanitizer --tool racecheck build/cuda/bin/mica_tests --gtest_filter=RMSNorm.EachKernel
-TEST(RMSNorm, EachKernel) {
+// Runs each kernel; see LayerNormTypes.EachKernel.
+TEST_P(RMSNormTypes, EachKernel) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "the other tests run all code for the CPU";
+  }
   manual_seed(2);
-  for (const Device device : test_devices()) {
-    std::vector<NormCase> cases = {{float32, float32, 9, 7},    {float32, float32, 9, 4096},
-                                   {float16, float16, 9, 100},  {bfloat16, float32, 9, 500},
-                                   {float64, float64, 9, 1000}, {float16, float32, 9, 768}};
-    if (device.is_cuda()) {
-      cases = {{float32, float32, 1151, 7},       {float32, float32, 1151, 64},      {float32, float32, 1151, 128},
-               {float32, float32, 1151, 260},     {float32, float32, 1151, 301},     {float32, float32, 300, 1604},
-               {float32, float32, 300, 4005},     {float32, float32, 300, 8192},     {float32, float32, 80, 9001},
-               {float32, float32, 3, 100'001},    {float16, float16, 1151, 100},     {float16, float32, 6500, 264},
-               {float16, float16, 2100, 768},     {float16, float16, 2100, 1024},    {float16, float16, 600, 2048},
-               {bfloat16, bfloat16, 500, 4096},   {bfloat16, float32, 200, 9000},    {bfloat16, bfloat16, 200, 11'000},
-               {bfloat16, float32, 200, 12'288},  {bfloat16, bfloat16, 200, 15'000}, {float16, float16, 150, 16'384},
-               {float16, float16, 80, 16'392},    {float16, float16, 300, 4001},     {float16, float16, 5, 20'001},
-               {bfloat16, bfloat16, 20'000, 128}, {float32, float32, 9000, 200},     {float16, float32, 9000, 256},
-               {float64, float64, 300, 1000},     {float64, float64, 5, 20'001},     {bfloat16, bfloat16, 84'000, 201},
-               {float16, float32, 3200, 2001},    {bfloat16, bfloat16, 650, 13'001}, {float16, float16, 430, 20'001},
-               {bfloat16, bfloat16, 16, 200'001}, {float16, float16, 43'000, 64},    {bfloat16, float32, 4230, 4101},
-               {bfloat16, float32, 60, 40'002},   {float16, float16, 300, 14'001},   {float32, float32, 60, 50'001},
-               {bfloat16, bfloat16, 70, 100'000}, {float16, float32, 600, 6002},     {bfloat16, bfloat16, 1366, 12'283},
-               {float16, float32, 300, 57'001},   {bfloat16, bfloat16, 4100, 1025},  {float32, float32, 100, 42'001},
-               {float32, float32, 40, 140'001},   {float32, float32, 430, 120'001},  {float32, float32, 3600, 14'001},
-               {bfloat16, float32, 290, 30'001},  {bfloat16, bfloat16, 190, 45'001}, {bfloat16, bfloat16, 360, 24'603},
-               {float16, float32, 190, 50'001},   {float32, float32, 120, 75'001},   {float16, float32, 300, 20'480}};
-    }
+  for (const auto& [c, kernel] : norm_kernel_cases(GetParam(), /*centered=*/false)) {
     const cuda::LaunchRecord record;
-    for (const NormCase& c : cases) {
-      const Inputs in = random_inputs(c, device);
-      const Reference expected = reference(in);
-      expect_matches(run(in), expected, c);
-      expect_matches(run(in, {.x = false}), expected, c);
-    }
-    expect_launched(record, device,
-                    {"norm_forward_short_kernel", "norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>",
-                     "norm_forward_held_kernel<few>", "norm_forward_looped_kernel", "norm_backward_held_kernel",
-                     "norm_backward_looped_kernel", "norm_backward_parameters_kernel", "norm_backward_sum_kernel"});
-    if (gpu_has_clusters()) {
-      expect_launched(
-          record, device,
-          {"norm_forward_held_kernel<edges>", "norm_forward_held_kernel<cluster>", "norm_backward_stream_kernel"});
+    const Inputs in = random_inputs(c, Device::cuda());
+    const Reference expected = reference(in);
+    expect_matches(run(in), expected, c);
+    expect_launched(record, Device::cuda(), {kernel.name.c_str()}, c.name());
+    expect_matches(run(in, {.x = false}), expected, c);
+    if (HasFailure()) {
+      return;
     }
   }
 }
