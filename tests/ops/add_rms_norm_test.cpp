@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "norm_grid.h"
+#include "norm_kernel_cases.h"
 #include "tests/launches.h"
 #include "tests/support.h"
 #include <mica/autograd/grad.h>
@@ -82,40 +82,57 @@ double relative_error(const Tensor& got, const Tensor& expected) {
   return std::sqrt(error / size);
 }
 
+void expect_matches(const Inputs& in, double p, const std::string& what) {
+  const DType dtype = in.x.dtype();
+  const double eps = dtype == float64 ? 1e-13 : dtype == float32 ? 2e-6 : epsilon_of(dtype);
+  const Results got = run(in, p);
+  const Results expected = reference(in, p, got[0]);
+  const char* const names[] = {"sum", "y", "dx", "dresidual", "dweight", "dx_bias"};
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].shape(), expected[i].shape());
+    if (in.x.size(-1) == 1 && names[i] == std::string("dweight")) {
+      continue;  // a single number, which may have cancelled almost completely
+    }
+    EXPECT_LE(relative_error(got[i], expected[i]), 2 * eps) << fmt::format("{}, p {}, {}", what, p, names[i]);
+  }
+}
+
 class AddRMSNormTypes : public testing::TestWithParam<std::pair<DType, DType>> {};
 INSTANTIATE_TEST_SUITE_P(All, AddRMSNormTypes, testing::ValuesIn(kNormTypes), name_of_types);
 
 TEST_P(AddRMSNormTypes, MatchThreeOps) {
   const auto [dtype, weight_dtype] = GetParam();
-  const double eps = dtype == float64 ? 1e-13 : dtype == float32 ? 2e-6 : epsilon_of(dtype);
   for (const Device device : test_devices()) {
     std::vector<std::int64_t> lengths = {1, 7, 8, 64, 128, 257, 768, 1024, 4096};
     if (device.is_cuda()) {
       lengths.insert(lengths.end(), {100, 2056, 2560, 4100, 8192, 16'384, 16'392, 20'001});
     }
-    const cuda::LaunchRecord record;
     for (const std::int64_t columns : lengths) {
       for (const std::int64_t rows : {1, 19}) {
         for (const double p : {0.0, 0.3}) {
           manual_seed(columns);
           const NormCase c{dtype, weight_dtype, rows, columns};
-          const Inputs in = random_inputs(c, device);
-          const Results got = run(in, p);
-          const Results expected = reference(in, p, got[0]);
-          const char* const names[] = {"sum", "y", "dx", "dresidual", "dweight", "dx_bias"};
-          for (std::size_t i = 0; i < got.size(); ++i) {
-            EXPECT_EQ(got[i].shape(), expected[i].shape());
-            if (columns == 1 && names[i] == std::string("dweight")) {
-              continue;  // a single number, which may have cancelled almost completely
-            }
-            EXPECT_LE(relative_error(got[i], expected[i]), 2 * eps)
-                << fmt::format("{} on {}, p {}, {}", c.name(), device, p, names[i]);
-          }
+          expect_matches(random_inputs(c, device), p, fmt::format("{} on {}", c.name(), device));
         }
       }
     }
-    if (dtype != float64) {
-      expect_launched(record, device, {"norm_forward_held_kernel<warp>", "norm_forward_held_kernel<block>"});
+  }
+}
+
+TEST_P(AddRMSNormTypes, EachForwardKernel) {
+  if (!cuda_available() || GetParam().first == float64) {
+    GTEST_SKIP() << "there are only CUDA kernels, and none for float64";
+  }
+  manual_seed(6);
+  for (const auto& [c, kernel] : norm_kernel_cases(GetParam(), /*centered=*/false, /*adds=*/true)) {
+    const Inputs in = random_inputs(c, Device::cuda());
+    for (const double p : {0.0, 0.3}) {
+      const cuda::LaunchRecord record;
+      expect_matches(in, p, c.name());
+      expect_launched(record, Device::cuda(), {kernel.name.c_str()}, c.name());
+    }
+    if (HasFailure()) {
+      return;
     }
   }
 }

@@ -239,6 +239,27 @@ TEST(NormForwardPlan, FewBlocks) {
   NormShape no_bias = shape_of(1, 2048, float16, float16);
   no_bias.parameters = false;
   EXPECT_FALSE(norm_forward_plan(no_bias).few);
+
+  EXPECT_TRUE(few(4224, 64, bfloat16, bfloat16));  // 2 blocks of 16 rows on a multiprocessor
+  EXPECT_FALSE(few(4225, 64, bfloat16, bfloat16));
+  EXPECT_TRUE(few(2112, 256, float16, float32));
+  EXPECT_FALSE(few(2113, 256, float16, float32));
+  EXPECT_TRUE(few(1056, 510, bfloat16, bfloat16));
+  EXPECT_FALSE(few(1, 192, bfloat16, bfloat16));  // a team has a single row per step anyway
+  EXPECT_FALSE(few(1, 511, bfloat16, bfloat16));
+
+  const auto few_sums = [](std::int64_t rows, std::int64_t columns, DType x, DType weight) {
+    NormShape s = shape_of(rows, columns, x, weight);
+    s.adds = true;
+    return norm_forward_plan(s).few;
+  };
+  EXPECT_FALSE(few_sums(1, 256, bfloat16, bfloat16));  // one pack per thread
+  EXPECT_TRUE(few_sums(1, 264, bfloat16, bfloat16));
+  EXPECT_TRUE(few_sums(1, 768, bfloat16, float32));
+  EXPECT_TRUE(few_sums(2112, 1024, bfloat16, bfloat16));  // 2 blocks of 8 rows on a multiprocessor
+  EXPECT_FALSE(few_sums(2113, 1024, bfloat16, bfloat16));
+  EXPECT_TRUE(few_sums(132, 16'384, float16, float32));
+  EXPECT_FALSE(few_sums(133, 16'384, float16, float32));
 }
 
 // If there are few rows, clusters have such sizes that all blocks run at once. The choice does not depend on the GPU.
@@ -285,7 +306,7 @@ TEST(NormForwardPlan, SumsAreHeldInPacks) {
       const NormForwardPlan p = norm_forward_plan(s);
       const bool expected = s.packed && x != float64 && columns <= (x == bfloat16 ? 16'384 : 8192);
       ASSERT_EQ(p.kernel, expected ? Kernel::held : Kernel::looped) << columns;
-      ASSERT_FALSE(p.stays || p.few);
+      ASSERT_FALSE(p.stays);
     }
   }
 }

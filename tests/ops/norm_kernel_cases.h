@@ -37,7 +37,7 @@ inline NormKernel kernel_of(const kernels::NormForwardPlan& p) {
                                                      : "warp";
   switch (p.kernel) {
     case kernels::NormForwardPlan::Kernel::short_rows:
-      return {"norm_forward_short_kernel", {p.pack, p.packs, p.threads}};
+      return {"norm_forward_short_kernel", {p.pack, p.packs, p.threads, p.few}};
     case kernels::NormForwardPlan::Kernel::held:
       return {fmt::format("norm_forward_held_kernel<{}>", kind),
               {p.pack, p.packs, static_cast<int>(p.team), warps ? 0 : p.threads, p.blocks, p.few}};
@@ -68,7 +68,9 @@ struct NormKernelCase {
 
 /// For each kernel that layer_norm (`centered`) or rms_norm can run on this GPU with x and weight of these dtypes, the
 /// smallest shape with which it runs. Where possible, there are enough rows for its threads to reuse shared memory.
-inline std::vector<NormKernelCase> norm_kernel_cases(const std::pair<DType, DType>& types, bool centered) {
+/// `adds`: the same for the forward of add_layer_norm or add_rms_norm.
+inline std::vector<NormKernelCase> norm_kernel_cases(const std::pair<DType, DType>& types, bool centered,
+                                                     bool adds = false) {
   const auto [x, weight] = types;
   const int size = static_cast<int>(size_of(x));
   const bool clusters = gpu_has_clusters();
@@ -96,14 +98,19 @@ inline std::vector<NormKernelCase> norm_kernel_cases(const std::pair<DType, DTyp
                                     .weight = weight,
                                     .parameters = true,
                                     .centered = centered,
-                                    .adds = false,
+                                    .adds = adds,
                                     .packed = packed,
                                     .alignment = 16,
                                     .clusters = clusters,
                                     .multiprocessors = cuda::multiprocessor_count()});
     // Persistent blocks have up to 1024 threads on a multiprocessor.
     const bool two_rows = rows * forward.threads * forward.blocks >= 2 * 1024 * cuda::multiprocessor_count();
-    offer(kernel_of(forward), !forward.stays || two_rows, shape);
+    if (!adds || forward.kernel == kernels::NormForwardPlan::Kernel::held) {  // other sums take more than one kernel
+      offer(kernel_of(forward), !forward.stays || two_rows, shape);
+    }
+    if (adds) {
+      return;
+    }
 
     using namespace kernels::norm_cuda;
     const NormBackwardPlan backward = plan_norm_backward({.rows = rows,

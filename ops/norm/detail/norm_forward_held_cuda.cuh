@@ -296,10 +296,10 @@ bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const
     using Many = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::many>;
     using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
     using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
-    constexpr bool kHasFew = N::kSource == Source::x && sizeof(T) <= 4;
+    constexpr bool kHasFew = sizeof(T) <= 4 && kPacks > 1;
     constexpr bool kCluster = kTeam == Team::cluster;
-    constexpr bool kMayStay =
-        kCluster || (kHasFew && V >= 4 && N::kCentered && (Staying::kShares || (kTeam == Team::block && kPacks == 2)));
+    constexpr bool kMayStay = kCluster || (!Staying::kAdds && sizeof(T) <= 4 && V >= 4 && N::kCentered &&
+                                           (Staying::kShares || (kTeam == Team::block && kPacks == 2)));
     constexpr bool kMustStay = kMayStay && kTeam != Team::block;  // except clusters, if there are few rows
     if constexpr (kHasFew && (kCluster || !kMustStay)) {
       if (p.few) {

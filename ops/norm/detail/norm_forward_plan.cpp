@@ -183,7 +183,9 @@ int threads_at_once(const NormShape& s, const NormForwardPlan& p) {
                     : p.pack < 4 ? (s.centered ? 36 : 20)
                                  : (s.centered ? (is_16_bits ? 28 : 24) : (is_16_bits ? 18 : 16));
   const auto words = [&](DType dtype) { return divided(p.pack * static_cast<int>(size_of(dtype)), 4); };
-  const auto needed = static_cast<int>(p.packs * (words(s.x) + (s.centered ? 2 : 1) * words(s.weight))) + other;
+  const int of_residual = s.adds ? static_cast<int>(p.packs * words(s.x)) + (is_16_bits ? 16 : 4) : 0;
+  const auto needed =
+      static_cast<int>(p.packs * (words(s.x) + (s.centered ? 2 : 1) * words(s.weight))) + other + of_residual;
   const int registers = (needed + 7) / 8 * 8;
   // Each quarter of a multiprocessor has registers of its own, which it gives to whole warps. Clusters keep the simpler
   // estimate with which their divisions were measured.
@@ -336,13 +338,23 @@ NormForwardPlan edges_plan(const NormShape& s) {
   return p;
 }
 
+/// Whether there are so few short rows that a single one per team is faster. Does not affect the bits of the results.
+bool has_few_short_rows(const NormShape& s, const NormForwardPlan& p) {
+  constexpr int kBlocks = 2;  // per multiprocessor, measured on an H100
+  const bool has_kernel = most_rows_per_step(p.pack * static_cast<int>(size_of(s.x)), p.pack, p.packs) > 1;
+  return has_kernel && divided(s.rows, p.teams) <= kBlocks * s.multiprocessors;
+}
+
 /// Whether all blocks can run at once, or nearly, with the parameters in registers. Does not affect the bits of the
 /// results.
 bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
-  if (p.kernel != NormForwardPlan::Kernel::held || size_of(s.x) > 4 || s.adds || !s.parameters) {
+  if (p.kernel != NormForwardPlan::Kernel::held || size_of(s.x) > 4 || !s.parameters) {
     return false;
   }
-  if (shares(s) && p.team == Team::warp) {  // such warps have them early, in shared memory
+  if (p.packs == 1) {  // the loads of such threads are in flight together anyway
+    return false;
+  }
+  if (!s.adds && shares(s) && p.team == Team::warp) {  // such warps have them early, in shared memory
     return false;
   }
   // If a few large blocks have to wait, it is faster, too.
@@ -373,6 +385,7 @@ NormForwardPlan norm_forward_plan(const NormShape& s) {
   using enum NormForwardPlan::Kernel;
   NormForwardPlan p = short_plan(s);
   if (p.kernel == short_rows) {
+    p.few = has_few_short_rows(s, p);
     return p;
   }
   const int full_pack = static_cast<int>(16 / size_of(s.x));

@@ -35,6 +35,12 @@ constexpr int most_empty_packs(int pack_bytes, int packs) {
   return pack_bytes == 16 ? 1 : packs > (pack_bytes == 4 ? 8 : 16) ? 4 : std::min(packs, 2);
 }
 
+/// How many rows a team in the kernel for short rows computes at once, if there are many rows: several, if a lane has
+/// little of each.
+constexpr int most_rows_per_step(int pack_bytes, int pack, int packs) {
+  return pack_bytes < 16 ? pack : packs == 1 ? 4 : packs == 2 ? 2 : 1;
+}
+
 struct NormForwardPlan {
   enum class Kernel { short_rows, held, looped };
   Kernel kernel = Kernel::looped;
@@ -47,7 +53,8 @@ struct NormForwardPlan {
   int slab = 0;        // columns of a row per block
   bool edges = false;  // held: rows may begin and end inside packs
   bool stays = false;  // held: blocks are persistent, and load the next row while they compute the current one
-  bool few = false;    // held: all blocks run at once, with the parameters in registers
+  bool few = false;    // all blocks run at once: held ones with the parameters in registers, short ones with a single
+                       // row per team
 };
 
 NormForwardPlan norm_forward_plan(const NormShape& shape);

@@ -13,7 +13,8 @@
 //
 // For such rows, the instructions count, not only the memory: blocks are persistent, so that weight and bias of a
 // thread's columns stay in registers, and if a lane has only one or two packs of a row, it computes several rows per
-// step. The lanes that share a row are a team.
+// step. The lanes that share a row are a team. If there are so few rows that some multiprocessors would have none, each
+// team has a single row instead.
 //
 // Packs have 16 bytes if rows are aligned to that. Other rows are accessed by words of 4 bytes or, if they have an odd
 // number of 16-bit elements, by single elements.
@@ -22,8 +23,9 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// The template arguments of the kernel, and constants that follow from them. A lane has P packs of V columns.
-template <class N_, class T_, class W_, int V_, int kLanes_, int P_>
+// The template arguments of the kernel, and constants that follow from them. A lane has P packs of V columns. With
+// kFew, each team has a single row.
+template <class N_, class T_, class W_, int V_, int kLanes_, int P_, bool kFew_ = false>
 struct ShortShape {
   using N = N_;
   using T = T_;
@@ -36,9 +38,10 @@ struct ShortShape {
   static constexpr bool kAligned = kPackBytes == 16;
   static constexpr int kStep = kLanes * V;       // columns from one pack of a lane to the next
   static constexpr int kTeams = kWarp / kLanes;  // per warp
-  static constexpr int kRows = !kAligned ? V : P == 1 ? 4 : P == 2 ? 2 : 1;  // of a team, per step
-  static constexpr int kWarpRows = kTeams * kRows;                           // per step
-  static constexpr int kSure = P - most_empty_packs(kPackBytes, P);          // packs that each lane has
+  static constexpr bool kFew = kFew_;
+  static constexpr int kRows = kFew ? 1 : most_rows_per_step(kPackBytes, V, P);  // of a team, per step
+  static constexpr int kWarpRows = kTeams * kRows;                               // per step
+  static constexpr int kSure = P - most_empty_packs(kPackBytes, P);              // packs that each lane has
   // Whether weight and bias are in shared memory, since they would need too many registers.
   static constexpr bool kShares = kAligned && sizeof(W) > sizeof(T) && P >= 3;
 
@@ -81,30 +84,37 @@ class ShortRows {
   using Bits = std::conditional_t<H::kAligned, uint4, std::conditional_t<H::kPackBytes == 4, unsigned, std::uint16_t>>;
 
  public:
-  __device__ ShortRows(const Forward<T, W>& a, unsigned char* memory)
+  __device__ explicit ShortRows(const Forward<T, W>& a)
       : a_(a),
         rows_(static_cast<int>(a.rows)),
         row_bytes_(static_cast<int>(a.columns * static_cast<int>(sizeof(T)))),
         lane_(static_cast<int>(threadIdx.x) % H::kLanes),
-        packs_(packs_of(static_cast<int>(a.columns))),
-        parameters_(parameters_of(a, memory)) {
+        packs_(packs_of(static_cast<int>(a.columns))) {
     // Hides how it was computed. Otherwise the compiler multiplies by the 64-bit number of columns.
     asm("" : "+r"(row_bytes_));
   }
 
-  __device__ void run() {
+  __device__ void run(unsigned char* memory) {
     constexpr int kWarps = kShortBlock / kWarp;
     const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / kWarp);
     const int team = static_cast<int>(threadIdx.x) % kWarp / H::kLanes;
     const int step = static_cast<int>(gridDim.x) * kWarps * H::kWarpRows;
     Bits next[kRows][P];
     int row = warp * H::kWarpRows + team;
-    load_rows(row, next);
+    if constexpr (H::kShares) {  // filling shared memory waits for loads
+      load_rows(row, next);
+    }
+    const Parameters parameters = parameters_of(memory);
     if constexpr (H::kShares) {
       __syncthreads();
+    } else {
+      load_rows(row, next);
+    }
+    if (row - team >= rows_) {
+      return;
     }
 #pragma unroll 1
-    for (; row - team < rows_; row += step) {
+    do {
       S x[kRows][P][V];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -113,35 +123,38 @@ class ShortRows {
           unpack(reinterpret_cast<const Pack<T, V>&>(next[r][i]), x[r][i]);
         }
       }
-      load_rows(row + step, next);
-      normalize(row, row - team + H::kWarpRows <= rows_, x);
-    }
+      if constexpr (!H::kFew) {
+        load_rows(row + step, next);
+      }
+      normalize(row, row - team + H::kWarpRows <= rows_, x, parameters);
+      row += step;
+    } while (!H::kFew && row - team < rows_);
   }
 
  private:
   using Parameters =
       std::conditional_t<H::kShares, SharedParameters<W, V, H::kLanes, kCentered>, KeptParameters<W, V, P, H::kStep>>;
-  __device__ Parameters parameters_of(const Forward<T, W>& a, unsigned char* memory) const {
-    const W* const bias = kCentered ? a.bias : nullptr;
+  __device__ Parameters parameters_of(unsigned char* memory) const {
+    const W* const bias = kCentered ? a_.bias : nullptr;
     if constexpr (H::kShares) {
-      return {a.weight, bias, lane_ * V, static_cast<int>(a.columns), memory};
+      return {a_.weight, bias, lane_ * V, static_cast<int>(a_.columns), memory};
     } else {
-      return {a.weight, bias, lane_ * V, packs_};
+      return {a_.weight, bias, lane_ * V, packs_};
     }
   }
 
-  // weight and bias of pack i.
-  __device__ void parameters(int i, int row, S (&w)[V], S (&b)[V]) const {
+  // Gets weight and bias of pack i.
+  __device__ static void get(const Parameters& parameters, int i, int row, S (&w)[V], S (&b)[V]) {
     if constexpr (H::kShares) {
       constexpr int kPart = Parameters::kPart;
 #pragma unroll
       for (int part = 0; part < V; part += kPart) {
         S(&w_part)[kPart] = reinterpret_cast<S(&)[kPart]>(w[part]);
         S(&b_part)[kPart] = reinterpret_cast<S(&)[kPart]>(b[part]);
-        parameters_.template at<true>(i, part, w_part, b_part);
+        parameters.template at<true>(i, part, w_part, b_part);
       }
     } else {
-      parameters_.at(i, row, w, b);
+      parameters.at(i, row, w, b);
     }
   }
 
@@ -208,7 +221,7 @@ class ShortRows {
   }
 
   // Computes the rows of a step. whole: the warp has all rows of the step.
-  __device__ void normalize(int row, bool whole, S (&x)[kRows][P][V]) const {
+  __device__ void normalize(int row, bool whole, S (&x)[kRows][P][V], const Parameters& parameters) const {
     S shift[kRows] = {};
     S mean[kRows] = {};  // relative to the shift
     S squares[kRows];
@@ -249,14 +262,15 @@ class ShortRows {
         }
       }
     }
-    whole ? write<true>(row, x, rstd) : write<false>(row, x, rstd);
+    whole ? write<true>(row, x, rstd, parameters) : write<false>(row, x, rstd, parameters);
     if (kCentered && __any_sync(kAllLanes, overflow)) {
       write_shrunk_rows(row, squares);
     }
   }
 
   template <bool kWhole>
-  __device__ void write(int row, const S (&x)[kRows][P][V], const S (&rstd)[kRows]) const {
+  __device__ void write(int row, const S (&x)[kRows][P][V], const S (&rstd)[kRows],
+                        const Parameters& parameters) const {
     T* to[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -266,7 +280,7 @@ class ShortRows {
     for (int i = 0; i < P; ++i) {
       S w[V];
       S b[V];
-      parameters(i, row, w, b);
+      get(parameters, i, row, w, b);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         S values[V];
@@ -305,14 +319,13 @@ class ShortRows {
   const int rows_;
   int row_bytes_;
   const int lane_;
-  const int packs_;              // that the lane has
-  const Parameters parameters_;  // their loads are issued before those of rows
+  const int packs_;  // that the lane has
 };
 
 template <class H, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(kShortBlock, H::kLeastBlocks) norm_forward_short_kernel(const Forward<T, W> a) {
   extern __shared__ __align__(16) unsigned char memory[];
-  ShortRows<H>(a, memory).run();
+  ShortRows<H>(a).run(memory);
 }
 
 // On the host.
@@ -328,7 +341,8 @@ void launch(const Forward<T, W>& a) {
   constexpr std::int64_t kMostRows = INT_MAX / 2;  // the kernel counts rows in int
   for (std::int64_t begin = 0; begin < a.rows; begin += kMostRows) {
     const Forward<T, W> part = rows_of(a, begin, std::min(kMostRows, a.rows - begin));
-    const unsigned blocks = blocks_of_turns((part.rows + kBlockRows - 1) / kBlockRows, /*turns=*/6, resident);
+    const std::int64_t wanted = (part.rows + kBlockRows - 1) / kBlockRows;
+    const auto blocks = H::kFew ? static_cast<unsigned>(wanted) : blocks_of_turns(wanted, /*turns=*/6, resident);
     launch.grid(blocks).run(kernel, "norm_forward_short_kernel", part);
   }
 }
@@ -338,8 +352,16 @@ void launch(const Forward<T, W>& a) {
 void forward_short(const NormForward& args, const NormForwardPlan& plan) {
   on_norm_with_packs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const auto one_of = [&]<int V, int kLanes, int... P>() {
+      const auto launch_packs = [&]<int kPacks>() {
+        if constexpr (most_rows_per_step(V * sizeof(T), V, kPacks) > 1) {
+          if (plan.few) {
+            return launch<ShortShape<N, T, W, V, kLanes, kPacks, /*kFew=*/true>>(a);
+          }
+        }
+        launch<ShortShape<N, T, W, V, kLanes, kPacks>>(a);
+      };
       return plan.pack == V && plan.threads == kLanes &&
-             ((plan.packs == P && (launch<ShortShape<N, T, W, V, kLanes, P>>(a), true)) || ...);
+             ((plan.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
     };
     bool done;
     if constexpr (sizeof(T) == 2) {
