@@ -4,7 +4,6 @@
 // kernel without a test.
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 #include <utility>
@@ -66,84 +65,97 @@ struct NormKernelCase {
   NormKernel kernel;
 };
 
+/// The smallest shape for each kernel, preferably one for which the kernel's threads reuse shared memory.
+class SmallestShapes {
+ public:
+  void offer(const NormKernel& kernel, const NormCase& shape, bool reuses) {
+    const auto [it, is_new] = best_.try_emplace(kernel, Best{shape, reuses});
+    const NormCase& other = it->second.shape;
+    const bool smaller = shape.rows * shape.columns < other.rows * other.columns;
+    if (!is_new && (reuses == it->second.reuses ? smaller : reuses)) {
+      it->second = {shape, reuses};
+    }
+  }
+
+  std::vector<NormKernelCase> cases() const {
+    std::vector<NormKernelCase> cases;
+    for (const auto& [kernel, found] : best_) {
+      cases.push_back({found.shape, kernel});
+    }
+    return cases;
+  }
+
+ private:
+  struct Best {
+    NormCase shape;
+    bool reuses;
+  };
+  std::map<NormKernel, Best> best_;
+};
+
+inline bool is_packed(const NormCase& c) { return c.columns * static_cast<std::int64_t>(size_of(c.dtype)) % 16 == 0; }
+
+inline void offer_forward(SmallestShapes& smallest, const NormCase& c, bool centered, bool adds) {
+  const int multiprocessors = cuda::multiprocessor_count();
+  const kernels::NormForwardPlan p = kernels::norm_forward_plan({.rows = c.rows,
+                                                                 .columns = c.columns,
+                                                                 .x = c.dtype,
+                                                                 .weight = c.weight_dtype,
+                                                                 .parameters = true,
+                                                                 .centered = centered,
+                                                                 .adds = adds,
+                                                                 .packed = is_packed(c),
+                                                                 .alignment = 16,
+                                                                 .clusters = gpu_has_clusters(),
+                                                                 .multiprocessors = multiprocessors});
+  if (adds && p.kernel != kernels::NormForwardPlan::Kernel::held) {
+    return;  // such sums take more than one kernel
+  }
+  // Persistent blocks have up to 1024 threads on a multiprocessor.
+  const bool two_rows = c.rows * p.threads * p.blocks >= 2 * 1024 * multiprocessors;
+  smallest.offer(kernel_of(p), c, !p.stays || two_rows);
+}
+
+inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool centered) {
+  using namespace kernels::norm_cuda;
+  const int size = static_cast<int>(size_of(c.dtype));
+  const NormBackwardPlan p = plan_norm_backward({.rows = c.rows,
+                                                 .columns = c.columns,
+                                                 .size = size,
+                                                 .weight_size = static_cast<int>(size_of(c.weight_dtype)),
+                                                 .centered = centered,
+                                                 .packs = is_packed(c),
+                                                 .alike = true,
+                                                 .clusters = gpu_has_clusters()});
+  const HeldLayout layout = held_layout(c.columns, size, is_packed(c), centered);
+  const bool reuses = p.kernel == NormBackwardKernel::streamed ? c.rows > kMeetings * p.teams * p.stream.groups
+                                                               : c.rows > p.partial_rows * layout.rows();
+  smallest.offer(kernel_of(p, layout), c, reuses);
+}
+
 /// For each kernel that layer_norm (`centered`) or rms_norm can run on this GPU with x and weight of these dtypes, the
 /// smallest shape with which it runs. Where possible, there are enough rows for its threads to reuse shared memory.
 /// `adds`: the same for the forward of add_layer_norm or add_rms_norm.
 inline std::vector<NormKernelCase> norm_kernel_cases(const std::pair<DType, DType>& types, bool centered,
                                                      bool adds = false) {
-  const auto [x, weight] = types;
-  const int size = static_cast<int>(size_of(x));
-  const bool clusters = gpu_has_clusters();
-  struct Best {
-    bool reuses;
-    NormCase shape;
-  };
-  std::map<NormKernel, Best> best;
-  const auto offer = [&](const NormKernel& kernel, bool reuses, const NormCase& shape) {
-    const auto [it, is_new] = best.try_emplace(kernel, Best{reuses, shape});
-    const NormCase& other = it->second.shape;
-    const bool smaller = shape.rows * shape.columns < other.rows * other.columns;
-    if (!is_new && (reuses == it->second.reuses ? smaller : reuses)) {
-      it->second = {reuses, shape};
-    }
-  };
-
-  const auto try_shape = [&](std::int64_t rows, std::int64_t columns) {
-    const NormCase shape{x, weight, rows, columns};
-    const bool packed = columns * size % 16 == 0;
-    const kernels::NormForwardPlan forward =
-        kernels::norm_forward_plan({.rows = rows,
-                                    .columns = columns,
-                                    .x = x,
-                                    .weight = weight,
-                                    .parameters = true,
-                                    .centered = centered,
-                                    .adds = adds,
-                                    .packed = packed,
-                                    .alignment = 16,
-                                    .clusters = clusters,
-                                    .multiprocessors = cuda::multiprocessor_count()});
-    // Persistent blocks have up to 1024 threads on a multiprocessor.
-    const bool two_rows = rows * forward.threads * forward.blocks >= 2 * 1024 * cuda::multiprocessor_count();
-    if (!adds || forward.kernel == kernels::NormForwardPlan::Kernel::held) {  // other sums take more than one kernel
-      offer(kernel_of(forward), !forward.stays || two_rows, shape);
-    }
-    if (adds) {
-      return;
-    }
-
-    using namespace kernels::norm_cuda;
-    const NormBackwardPlan backward = plan_norm_backward({.rows = rows,
-                                                          .columns = columns,
-                                                          .size = size,
-                                                          .weight_size = static_cast<int>(size_of(weight)),
-                                                          .centered = centered,
-                                                          .packs = packed,
-                                                          .alike = true,
-                                                          .clusters = clusters});
-    const HeldLayout layout = held_layout(columns, size, packed, centered);
-    const bool streams = backward.kernel == NormBackwardKernel::streamed;
-    const std::int64_t at_once = streams ? backward.teams * backward.stream.groups
-                                         : std::max<std::int64_t>(backward.partial_rows, 1) * layout.rows();
-    offer(kernel_of(backward, layout), rows > (streams ? kMeetings : 1) * at_once, shape);
-  };
+  constexpr std::int64_t kMostElements = 16 << 20;
   const auto next = [](std::int64_t n, double factor) {
     return std::max(n + 1, static_cast<std::int64_t>(n * factor));
   };
-  constexpr std::int64_t kMostElements = 16 << 20;
+  SmallestShapes smallest;
   for (std::int64_t n = 1; n < 300'000; n = next(n, 1.04)) {
     for (const std::int64_t unit : {1, 2, 8, 64}) {
       const std::int64_t columns = (n + unit - 1) / unit * unit;
       for (std::int64_t rows = 1; rows * columns <= kMostElements; rows = next(rows, 1.25)) {
-        try_shape(rows, columns);
+        const NormCase c{types.first, types.second, rows, columns};
+        offer_forward(smallest, c, centered, adds);
+        if (!adds) {
+          offer_backward(smallest, c, centered);
+        }
       }
     }
   }
-  std::vector<NormKernelCase> cases;
-  for (const auto& [kernel, found] : best) {
-    cases.push_back({found.shape, kernel});
-  }
-  return cases;
+  return smallest.cases();
 }
 
 }  // namespace mica::testing_support
