@@ -351,7 +351,7 @@ bool has_few_blocks(const NormShape& s, const NormForwardPlan& p) {
   if (p.kernel != NormForwardPlan::Kernel::held || size_of(s.x) > 4 || !s.parameters) {
     return false;
   }
-  if (p.packs == 1) {  // the loads of such threads are in flight together anyway
+  if (p.packs == 1) {  // no faster
     return false;
   }
   if (!s.adds && shares(s) && p.team == Team::warp) {  // such warps have them early, in shared memory
