@@ -32,6 +32,15 @@ inline bool gpu_has_wgmma() {
 #endif
 }
 
+/// The number of multiprocessors of the GPU; 0 without CUDA.
+inline int gpu_multiprocessors() {
+#if MICA_WITH_CUDA
+  return cuda_available() ? cuda::multiprocessor_count() : 0;
+#else
+  return 0;
+#endif
+}
+
 /// Expects that each of `names` was launched on `device`. On the CPU, checks nothing.
 inline void expect_launched(const cuda::LaunchRecord& record, Device device, std::initializer_list<const char*> names,
                             const std::string& what = "") {

@@ -11,7 +11,6 @@
 
 #include "norm_grid.h"
 #include "tests/launches.h"
-#include <mica/core/cuda/device.h>
 #include <mica/ops/norm/detail/norm_backward_plan.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 
@@ -96,7 +95,7 @@ class SmallestShapes {
 inline bool is_packed(const NormCase& c) { return c.columns * static_cast<std::int64_t>(size_of(c.dtype)) % 16 == 0; }
 
 inline void offer_forward(SmallestShapes& smallest, const NormCase& c, bool centered, bool adds) {
-  const int multiprocessors = cuda::multiprocessor_count();
+  const int multiprocessors = gpu_multiprocessors();
   const kernels::NormForwardPlan p = kernels::norm_forward_plan({.rows = c.rows,
                                                                  .columns = c.columns,
                                                                  .x = c.dtype,
