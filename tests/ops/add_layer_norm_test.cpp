@@ -183,7 +183,7 @@ TEST_P(AddLayerNormTypes, EachForwardKernel) {
     GTEST_SKIP() << "there are only CUDA kernels, and none for float64";
   }
   manual_seed(6);
-  for (const auto& [c, kernel] : norm_kernel_cases(GetParam(), /*centered=*/true, /*adds=*/true)) {
+  for (const auto& [c, kernel] : norm_kernel_cases(Device::cuda(), GetParam(), /*centered=*/true, /*adds=*/true)) {
     const Inputs in = random_inputs(c, Device::cuda());
     for (const double p : {0.0, 0.3}) {
       const cuda::LaunchRecord record;

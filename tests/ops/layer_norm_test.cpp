@@ -30,28 +30,29 @@ TEST_P(LayerNormTypes, MatchReference) {
 // Runs each kernel. The other tests are too long for compute-sanitizer:
 //   MICA_POOL=0 compute-sanitizer build/cuda/bin/mica_tests --gtest_filter='*LayerNormTypes.EachKernel/float32*'
 TEST_P(LayerNormTypes, EachKernel) {
-  if (!cuda_available()) {
-    GTEST_SKIP() << "the other tests run all code for the CPU";
-  }
   manual_seed(16);
-  for (const auto& [c, kernel] : norm_kernel_cases(GetParam(), /*centered=*/true)) {
-    const cuda::LaunchRecord record;
-    Inputs in = random_inputs(c, Device::cuda());
-    const Reference expected = reference(in);
-    expect_matches(run(in), expected, c);
-    expect_launched(record, Device::cuda(), {kernel.name.c_str()}, c.name());
-    expect_matches(run(in, {.x = false}), expected, c);
-    if (c.dtype == float32) {  // in every other row, squares overflow
-      std::vector<double> x = to_vector<double>(in.x);
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        x[i] = std::clamp(x[i], -4.0, 4.0) * (i / c.columns % 2 == 0 ? 1e30 : 1);
+  for (const Device device : test_devices()) {
+    const cuda::LaunchRecord all;
+    for (const auto& [c, kernel] : norm_kernel_cases(device, GetParam(), /*centered=*/true)) {
+      const cuda::LaunchRecord record;
+      Inputs in = random_inputs(c, device);
+      const Reference expected = reference(in);
+      expect_matches(run(in), expected, c);
+      expect_launched(record, device, {kernel.name.c_str()}, c.name());
+      expect_matches(run(in, {.x = false}), expected, c);
+      if (c.dtype == float32) {  // in every other row, squares overflow
+        std::vector<double> x = to_vector<double>(in.x);
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          x[i] = std::clamp(x[i], -4.0, 4.0) * (i / c.columns % 2 == 0 ? 1e30 : 1);
+        }
+        in.x = with_values(x, in.x);
+        expect_matches(run(in, {.x = false}), reference(in), c);
       }
-      in.x = with_values(x, in.x);
-      expect_matches(run(in, {.x = false}), reference(in), c);
+      if (HasFailure()) {
+        return;
+      }
     }
-    if (HasFailure()) {
-      return;
-    }
+    expect_launched(all, device, {"norm_backward_parameters_kernel", "norm_backward_sum_kernel"});
   }
 }
 

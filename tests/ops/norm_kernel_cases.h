@@ -132,11 +132,18 @@ inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool cen
   smallest.offer(kernel_of(p, layout), c, reuses);
 }
 
-/// For each kernel that layer_norm (`centered`) or rms_norm can run on this GPU with x and weight of these dtypes, the
+/// For each kernel that layer_norm (`centered`) or rms_norm can run on a GPU with x and weight of these dtypes, the
 /// smallest shape with which it runs. Where possible, there are enough rows for its threads to reuse shared memory.
-/// `adds`: the same for the forward of add_layer_norm or add_rms_norm.
-inline std::vector<NormKernelCase> norm_kernel_cases(const std::pair<DType, DType>& types, bool centered,
+/// `adds`: the same for the forward of add_layer_norm or add_rms_norm. On the CPU, a few lengths, without kernels.
+inline std::vector<NormKernelCase> norm_kernel_cases(Device device, const std::pair<DType, DType>& types, bool centered,
                                                      bool adds = false) {
+  if (device.is_cpu()) {
+    std::vector<NormKernelCase> cases;
+    for (const std::int64_t columns : {7, 64, 100, 500, 768, 1000, 4005, 4096}) {
+      cases.push_back({{types.first, types.second, 9, columns}, {}});
+    }
+    return cases;
+  }
   constexpr std::int64_t kMostElements = 16 << 20;
   const auto next = [](std::int64_t n, double factor) {
     return std::max(n + 1, static_cast<std::int64_t>(n * factor));

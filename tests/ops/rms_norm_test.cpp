@@ -150,20 +150,21 @@ TEST_P(RMSNormTypes, MatchReference) {
 
 // Runs each kernel; see LayerNormTypes.EachKernel.
 TEST_P(RMSNormTypes, EachKernel) {
-  if (!cuda_available()) {
-    GTEST_SKIP() << "the other tests run all code for the CPU";
-  }
   manual_seed(2);
-  for (const auto& [c, kernel] : norm_kernel_cases(GetParam(), /*centered=*/false)) {
-    const cuda::LaunchRecord record;
-    const Inputs in = random_inputs(c, Device::cuda());
-    const Reference expected = reference(in);
-    expect_matches(run(in), expected, c);
-    expect_launched(record, Device::cuda(), {kernel.name.c_str()}, c.name());
-    expect_matches(run(in, {.x = false}), expected, c);
-    if (HasFailure()) {
-      return;
+  for (const Device device : test_devices()) {
+    const cuda::LaunchRecord all;
+    for (const auto& [c, kernel] : norm_kernel_cases(device, GetParam(), /*centered=*/false)) {
+      const cuda::LaunchRecord record;
+      const Inputs in = random_inputs(c, device);
+      const Reference expected = reference(in);
+      expect_matches(run(in), expected, c);
+      expect_launched(record, device, {kernel.name.c_str()}, c.name());
+      expect_matches(run(in, {.x = false}), expected, c);
+      if (HasFailure()) {
+        return;
+      }
     }
+    expect_launched(all, device, {"norm_backward_parameters_kernel", "norm_backward_sum_kernel"});
   }
 }
 
