@@ -267,7 +267,10 @@ TEST_F(SmallCase, LayerNorm) {
                           Matrix{float16, 17, 20'001},  Matrix{bfloat16, 5, 140'001},  Matrix{bfloat16, 46, 20'008},
                           Matrix{float32, 46, 20'001},  Matrix{bfloat16, 265, 1502},   Matrix{float16, 61, 40'002},
                           Matrix{float16, 265, 1501},   Matrix{bfloat16, 110, 11'001}, Matrix{float16, 46, 20'001},
-                          Matrix{float32, 20, 70'001},  Matrix{bfloat16, 2200, 1001},  Matrix{float16, 21'000, 101}}) {
+                          Matrix{float32, 20, 70'001},  Matrix{bfloat16, 2200, 1001},  Matrix{float16, 21'000, 101},
+                          Matrix{bfloat16, 4300, 64},   Matrix{float32, 4300, 64},     Matrix{float32, 4241, 272},
+                          Matrix{bfloat16, 2172, 1560}, Matrix{bfloat16, 800, 4104},   Matrix{bfloat16, 140, 20'008},
+                          Matrix{float16, 4100, 1025},  Matrix{float16, 2115, 2001}}) {
     const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randn({c.columns}, c.dtype), randn({c.columns}, c.dtype)};
     const std::string what = name_of(c.dtype, c.rows, c.columns);
     compare_with_gradients(what, tolerance_of(c.dtype), inputs,
@@ -286,15 +289,16 @@ TEST_F(SmallCase, LayerNorm) {
 }
 
 TEST_F(SmallCase, RMSNorm) {
-  for (const Matrix& c : {Matrix{float32, 67, 7},      Matrix{float32, 9, 300},     Matrix{bfloat16, 9, 768},
-                          Matrix{bfloat16, 67, 128},   Matrix{bfloat16, 9, 1001},   Matrix{float16, 67, 61},
-                          Matrix{bfloat16, 35, 301},   Matrix{float16, 5, 9001},    Matrix{bfloat16, 3, 20'001},
-                          Matrix{float32, 3, 8193},    Matrix{float32, 3, 40'000},  Matrix{float64, 9, 1000},
-                          Matrix{bfloat16, 265, 768},  Matrix{float32, 265, 1028},  Matrix{float16, 67, 62},
-                          Matrix{bfloat16, 1500, 354}, Matrix{float16, 5, 5002},    Matrix{bfloat16, 3, 20'002},
-                          Matrix{bfloat16, 2843, 369}, Matrix{float16, 17, 40'001}, Matrix{bfloat16, 46, 20'008},
-                          Matrix{float32, 46, 40'001}, Matrix{bfloat16, 265, 1502}, Matrix{float16, 265, 1501},
-                          Matrix{float16, 90, 12'003}}) {
+  for (const Matrix& c : {Matrix{float32, 67, 7},       Matrix{float32, 9, 300},     Matrix{bfloat16, 9, 768},
+                          Matrix{bfloat16, 67, 128},    Matrix{bfloat16, 9, 1001},   Matrix{float16, 67, 61},
+                          Matrix{bfloat16, 35, 301},    Matrix{float16, 5, 9001},    Matrix{bfloat16, 3, 20'001},
+                          Matrix{float32, 3, 8193},     Matrix{float32, 3, 40'000},  Matrix{float64, 9, 1000},
+                          Matrix{bfloat16, 265, 768},   Matrix{float32, 265, 1028},  Matrix{float16, 67, 62},
+                          Matrix{bfloat16, 1500, 354},  Matrix{float16, 5, 5002},    Matrix{bfloat16, 3, 20'002},
+                          Matrix{bfloat16, 2843, 369},  Matrix{float16, 17, 40'001}, Matrix{bfloat16, 46, 20'008},
+                          Matrix{float32, 46, 40'001},  Matrix{bfloat16, 265, 1502}, Matrix{float16, 265, 1501},
+                          Matrix{float16, 90, 12'003},  Matrix{bfloat16, 4300, 64},  Matrix{bfloat16, 5301, 528},
+                          Matrix{bfloat16, 300, 20'008}}) {
     compare_with_gradients(name_of(c.dtype, c.rows, c.columns), tolerance_of(c.dtype),
                            {randn({c.rows, c.columns}, c.dtype), randn({c.columns}, c.dtype)},
                            [&](const Tensors& in) { return rms_norm(in[0], {c.columns}, in[1]); });

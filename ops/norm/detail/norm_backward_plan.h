@@ -38,6 +38,14 @@ constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a bloc
 // have begun the next row already.
 constexpr int kMeetings = 4;
 
+/// The shared memory in which a group's members (its warps, or the blocks of a cluster) exchange two numbers each.
+struct alignas(16) MeetingPlaces {
+  static constexpr int kMostMembers = 16;
+
+  std::uint64_t barriers[kMeetings];
+  float numbers[kMeetings][2][kMostMembers];
+};
+
 /// How rows stream through shared memory: which threads share a row, and the layout of a block's shared memory.
 struct StreamPlan {
   int packs = 0;         // of a row, per thread; 0: rows of this length need another kernel
@@ -54,10 +62,8 @@ struct StreamPlan {
 
   constexpr int block() const { return threads * groups; }
   constexpr int warps() const { return threads / 32; }  // per block, that share a row
-  constexpr int meeting_begin() const { return groups * kMeetings * (cluster > 1 ? 2 : 1) * 8; }
   constexpr int kept_begin() const {
-    const int numbers = groups * kMeetings * 2 * (warps() + (cluster > 1 ? cluster : 0));
-    return (meeting_begin() + numbers * 4 + 127) / 128 * 128;
+    return (groups * (cluster > 1 ? 2 : 1) * static_cast<int>(sizeof(MeetingPlaces)) + 127) / 128 * 128;
   }
   constexpr int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
   constexpr int shared_bytes() const { return stream_begin() + stream_bytes; }

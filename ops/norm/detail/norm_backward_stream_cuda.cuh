@@ -198,7 +198,9 @@ class StreamedBackward {
     const float rstd = row.statistics.rstd;
     // dx = g · rstd + x̂ · slope + offset
     const float offset = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ * rstd : 0.0f;
-    const float gx_sum = kCentered ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes) : sums;
+    const float gx_sum = kCentered             ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes)
+                         : kTeam == Team::warp ? sums
+                                               : __shfl_sync(kAllLanes, sums, 0);
     const float slope = -gx_sum * reciprocal_ * rstd;
     const int packs = kLanes == kWarp || row.present ? compare_again<Shape>(at_.packs) : 0;
 #pragma unroll

@@ -21,7 +21,9 @@ __device__ float sum_pair_of_lanes(float a, float b) {
 /// of which first adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block
 /// waits for the block's other warps. A warp may be a row ahead of others.
 ///
-/// Wherever a warp has two numbers, the first is in its lower 16 lanes, the second in the upper ones.
+/// Wherever a warp has two numbers, the first is in its lower 16 lanes, the second in the upper ones. Of each 16 lanes,
+/// the first four read numbers, and only these lanes arrive at barriers. So a lane's arrival orders its own reads.
+/// (Another lane's could be ordered by __syncwarp(), but race checkers do not recognize that.)
 template <Team kTeam>
 class Meeting {
  public:
@@ -29,15 +31,17 @@ class Meeting {
       : blocks_(p.cluster),
         warps_(p.warps()),
         rank_(rank),
-        barriers_(reinterpret_cast<std::uint64_t*>(memory) + threadIdx.y * (kLevels * kMeetings)),
-        numbers_(reinterpret_cast<float*>(memory + p.meeting_begin()) +
-                 threadIdx.y * (kMeetings * 2 * (warps_ + (kTeam == Team::cluster ? blocks_ : 0)))) {
-    if (kTeam != Team::warp && threadIdx.x == 0) {
-#pragma unroll
-      for (int i = 0; i < kLevels * kMeetings; ++i) {
-        cuda::init_barrier(barriers_ + i, i < kMeetings ? 2 * warps_ : 1);
+        places_(reinterpret_cast<MeetingPlaces*>(memory) + threadIdx.y * kLevels) {
+    if constexpr (kTeam != Team::warp) {
+      for (int level = 0; level < kLevels; ++level) {
+        for (int i = threadIdx.x; i < kMeetings * 2 * MeetingPlaces::kMostMembers; i += blockDim.x) {
+          (&places_[level].numbers[0][0][0])[i] = 0.0f;
+        }
+        for (int i = 0; i < kMeetings && threadIdx.x == 0; ++i) {
+          cuda::init_barrier(places_[level].barriers + i, level == 0 ? 2 * kReaders * warps_ : 1);
+        }
       }
-      if (kTeam == Team::cluster) {
+      if (kTeam == Team::cluster && threadIdx.x == 0) {
         cuda::publish_barriers();
       }
     }
@@ -59,42 +63,44 @@ class Meeting {
     const int lane = threadIdx.x % kWarp;
     const int warp = threadIdx.x / kWarp;
     const int slot = left_ % kMeetings;
-    float* const in_block = numbers_ + slot * 2 * warps_;
-    __syncwarp();  // all lanes have read the numbers of earlier rows
+    const int half = lane / (kWarp / 2);
     if (lane % (kWarp / 2) == 0) {
-      in_block[lane / (kWarp / 2) * warps_ + warp] = mine;
-      cuda::arrive(barriers_ + slot);
+      places_[0].numbers[slot][half][place_of(warp)] = mine;
+    }
+    if (lane % (kWarp / 2) < kReaders) {
+      cuda::arrive(places_[0].barriers + slot);
     }
     if constexpr (kTeam == Team::cluster) {
       if (left_ % warps_ == warp) {  // the warps take turns
-        cuda::wait(barriers_ + slot, left_ / kMeetings % 2);
-        const float block = add_up(in_block, warps_);
-        std::uint64_t* const barrier = barriers_ + kMeetings + slot;
+        cuda::wait(places_[0].barriers + slot, left_ / kMeetings % 2);
+        const float block = __shfl_sync(kAllLanes, add_up(places_[0], slot), 0, kWarp / 2);
+        MeetingPlaces& in_cluster = places_[1];
+        std::uint64_t* const barrier = in_cluster.barriers + slot;
         if (lane == 0) {
           cuda::arrive_expecting(barrier, 2 * blocks_ * static_cast<int>(sizeof(float)));
         }
-        float* const place = numbers_ + kMeetings * 2 * warps_ + (slot * 2 + lane / (kWarp / 2)) * blocks_ + rank_;
         if (lane % (kWarp / 2) < blocks_) {
-          cuda::send(place, lane % (kWarp / 2), block, barrier);
+          cuda::send(&in_cluster.numbers[slot][half][place_of(rank_)], lane % (kWarp / 2), block, barrier);
         }
       }
     }
     ++left_;
   }
 
-  /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the two sums.
+  /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the first sum in
+  /// lane 0 and the second one in lane 16.
   __device__ float take() {
     const int slot = taken_ % kMeetings;
-    constexpr int kLast = kLevels - 1;
-    cuda::wait(barriers_ + kLast * kMeetings + slot, taken_ / kMeetings % 2);
+    const int parity = taken_ / kMeetings % 2;
+    MeetingPlaces& last = places_[kLevels - 1];
+    cuda::wait(last.barriers + slot, parity);
     if (kTeam == Team::cluster) {
       // This phase was completed earlier. Waiting for it nevertheless orders this warp after the reads of the other
       // warps, which race checkers recognize, too.
-      cuda::wait(barriers_ + slot, taken_ / kMeetings % 2);
+      cuda::wait(places_[0].barriers + slot, parity);
     }
     ++taken_;
-    const int members = kTeam == Team::cluster ? blocks_ : warps_;
-    return add_up(numbers_ + kLast * (kMeetings * 2 * warps_) + slot * 2 * members, members);
+    return add_up(last, slot);
   }
 
   /// Call it before the kernel ends: blocks must not send numbers to a block that has exited.
@@ -107,13 +113,19 @@ class Meeting {
 
  private:
   static constexpr int kLevels = kTeam == Team::cluster ? 2 : 1;
+  static constexpr int kReaders = 4;  // lanes that read the first numbers, and as many that read the second ones
 
-  // The two sums of the first numbers of all members, followed by their second numbers.
-  __device__ static float add_up(const float* numbers, int members) {
+  // Where a member's number is. Each reader gets four of them by one load.
+  __device__ static int place_of(int member) { return member % kReaders * 4 + member / kReaders; }
+
+  // Adds up the first numbers of all members in the first readers, and their second numbers in the other ones.
+  __device__ static float add_up(const MeetingPlaces& places, int slot) {
     const int lane = threadIdx.x % kWarp;
-    const int member = lane % (kWarp / 2);
-    const float number = numbers[lane / (kWarp / 2) * members + min(member, members - 1)];  // avoids a branch
-    return sum_lanes<kWarp / 2>(member < members ? number : 0.0f);
+    float4 own = {};
+    if (lane % (kWarp / 2) < kReaders) {
+      own = reinterpret_cast<const float4*>(places.numbers[slot][lane / (kWarp / 2)])[lane % kReaders];
+    }
+    return sum_lanes<kReaders>((own.x + own.z) + (own.y + own.w));  // in the order of sum_lanes<16>()
   }
 
   int blocks_;
@@ -121,8 +133,7 @@ class Meeting {
   int rank_;
   unsigned left_ = 0;
   unsigned taken_ = 0;
-  std::uint64_t* barriers_;
-  float* numbers_;
+  MeetingPlaces* places_;  // of the block's warps, followed by those of the cluster's blocks
 };
 
 }  // namespace mica::kernels::norm_cuda
