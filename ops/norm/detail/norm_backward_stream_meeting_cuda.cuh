@@ -33,24 +33,33 @@ class Meeting {
         rank_(rank),
         places_(reinterpret_cast<MeetingPlaces*>(memory) + threadIdx.y * kLevels) {
     if constexpr (kTeam != Team::warp) {
-      for (int level = 0; level < kLevels; ++level) {
-        for (int i = threadIdx.x; i < kMeetings * 2 * MeetingPlaces::kMostMembers; i += blockDim.x) {
-          (&places_[level].numbers[0][0][0])[i] = 0.0f;
+      if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < kMeetings; ++i) {
+          cuda::init_barrier(places_[0].barriers + i, 2 * kReaders * warps_);
+          if (kTeam == Team::cluster) {
+            cuda::init_barrier(places_[1].barriers + i, 1);
+          }
         }
-        for (int i = 0; i < kMeetings && threadIdx.x == 0; ++i) {
-          cuda::init_barrier(places_[level].barriers + i, level == 0 ? 2 * kReaders * warps_ : 1);
+        if (kTeam == Team::cluster) {
+          cuda::publish_barriers();
         }
-      }
-      if (kTeam == Team::cluster && threadIdx.x == 0) {
-        cuda::publish_barriers();
       }
     }
     __syncthreads();  // race checkers want barriers to be initialized before copies begin
   }
 
-  /// Call it after the constructor. Waits for the barriers of all blocks of the team, and for what this block's threads
-  /// have written to shared memory.
-  __device__ void open() const {
+  /// Call it after the constructor, and after copies have begun. Waits for the barriers of all blocks of the team, and
+  /// for what this block's threads have written to shared memory.
+  __device__ void open() {
+    if (kTeam != Team::warp && threadIdx.x < kWarp) {
+      // The places of absent members stay 0.
+      static_assert(sizeof(MeetingPlaces::numbers) == kWarp * sizeof(float4));
+#pragma unroll
+      for (int level = 0; level < kLevels; ++level) {
+        reinterpret_cast<float4*>(places_[level].numbers)[threadIdx.x] = float4{};
+      }
+    }
     __syncthreads();
     if (kTeam == Team::cluster) {
       cuda::arrive_in_cluster();
