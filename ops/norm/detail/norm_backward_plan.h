@@ -39,6 +39,7 @@ constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a bloc
 constexpr int kMeetings = 4;
 
 /// The shared memory in which a group's members (its warps, or the blocks of a cluster) exchange two numbers each.
+/// Groups of up to a warp have it, too, but do not use it.
 struct alignas(16) MeetingPlaces {
   static constexpr int kMostMembers = 16;
 

@@ -21,9 +21,9 @@ __device__ float sum_pair_of_lanes(float a, float b) {
 /// of which first adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block
 /// waits for the block's other warps. A warp may be a row ahead of others.
 ///
-/// Wherever a warp has two numbers, the first is in its lower 16 lanes, the second in the upper ones. Of each 16 lanes,
-/// the first four read numbers, and only these lanes arrive at barriers. So a lane's arrival orders its own reads.
-/// (Another lane's could be ordered by __syncwarp(), but race checkers do not recognize that.)
+/// Wherever a warp has two numbers, the first is in its lower 16 lanes, the second in the upper ones. In each half,
+/// only four lanes read numbers, and these same lanes arrive at barriers. So each lane's arrival follows its own reads.
+/// If one lane arrived for all, after __syncwarp(), race checkers would report a hazard.
 template <Team kTeam>
 class Meeting {
  public:
@@ -32,18 +32,16 @@ class Meeting {
         warps_(p.warps()),
         rank_(rank),
         places_(reinterpret_cast<MeetingPlaces*>(memory) + threadIdx.y * kLevels) {
-    if constexpr (kTeam != Team::warp) {
-      if (threadIdx.x == 0) {
+    if (kTeam != Team::warp && threadIdx.x == 0) {
 #pragma unroll
-        for (int i = 0; i < kMeetings; ++i) {
-          cuda::init_barrier(places_[0].barriers + i, 2 * kReaders * warps_);
-          if (kTeam == Team::cluster) {
-            cuda::init_barrier(places_[1].barriers + i, 1);
-          }
-        }
+      for (int i = 0; i < kMeetings; ++i) {
+        cuda::init_barrier(places_[0].barriers + i, 2 * kReaders * warps_);
         if (kTeam == Team::cluster) {
-          cuda::publish_barriers();
+          cuda::init_barrier(places_[1].barriers + i, 1);
         }
+      }
+      if (kTeam == Team::cluster) {
+        cuda::publish_barriers();
       }
     }
     __syncthreads();  // race checkers want barriers to be initialized before copies begin
@@ -53,7 +51,7 @@ class Meeting {
   /// for what this block's threads have written to shared memory.
   __device__ void open() {
     if (kTeam != Team::warp && threadIdx.x < kWarp) {
-      // The places of absent members stay 0.
+      // Add up 0 for absent members.
       static_assert(sizeof(MeetingPlaces::numbers) == kWarp * sizeof(float4));
 #pragma unroll
       for (int level = 0; level < kLevels; ++level) {
@@ -97,7 +95,7 @@ class Meeting {
   }
 
   /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the first sum in
-  /// lane 0 and the second one in lane 16.
+  /// lane 0 and the second one in lane 16; other lanes' results mean nothing.
   __device__ float take() {
     const int slot = taken_ % kMeetings;
     const int parity = taken_ / kMeetings % 2;
