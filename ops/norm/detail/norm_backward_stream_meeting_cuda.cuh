@@ -51,7 +51,7 @@ class Meeting {
   /// for what this block's threads have written to shared memory.
   __device__ void open() {
     if (kTeam != Team::warp && threadIdx.x < kWarp) {
-      // Add up 0 for absent members.
+      // Absent members then add 0.
       static_assert(sizeof(MeetingPlaces::numbers) == kWarp * sizeof(float4));
 #pragma unroll
       for (int level = 0; level < kLevels; ++level) {
