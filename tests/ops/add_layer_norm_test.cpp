@@ -171,7 +171,9 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
     if (dtype == float64) {
       continue;  // falls back to three ops
     }
-    expect_launched(record, device, {"dropout_kernel"});
+    expect_launched(record, device,
+                    {"norm_forward_held_kernel<block>", "dropout_kernel", "norm_forward_held_kernel<warp>",
+                     "norm_forward_held_kernel<few>"});
     if (gpu_has_clusters()) {
       expect_launched(record, device, {"norm_backward_stream_kernel"});
     }
@@ -179,21 +181,9 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
 }
 
 TEST_P(AddLayerNormTypes, EachForwardKernel) {
-  if (!cuda_available() || GetParam().first == float64) {
-    GTEST_SKIP() << "there are only CUDA kernels, and none for float64";
-  }
-  manual_seed(6);
-  for (const auto& [c, kernel] : norm_kernel_cases(Device::cuda(), GetParam(), /*centered=*/true, /*adds=*/true)) {
-    const Inputs in = random_inputs(c, Device::cuda());
-    for (const double p : {0.0, 0.3}) {
-      const cuda::LaunchRecord record;
-      expect_matches(in, {.p = p}, fmt::format("{}, p {}", c.name(), p));
-      expect_launched(record, Device::cuda(), {kernel.name.c_str()}, c.name());
-    }
-    if (HasFailure()) {
-      return;
-    }
-  }
+  expect_each_sum_kernel(
+      GetParam(), /*centered=*/true, random_inputs,
+      [](const Inputs& in, double p, const std::string& what) { expect_matches(in, {.p = p}, what); });
 }
 
 TEST(AddLayerNorm, OptionalParametersAndAnyLayout) {

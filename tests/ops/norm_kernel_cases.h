@@ -11,6 +11,7 @@
 
 #include "norm_grid.h"
 #include "tests/launches.h"
+#include <mica/core/rng.h>
 #include <mica/ops/norm/detail/norm_backward_plan.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 
@@ -162,6 +163,29 @@ inline std::vector<NormKernelCase> norm_kernel_cases(Device device, const std::p
     }
   }
   return smallest.cases();
+}
+
+/// Calls expect_matches(inputs, p, what) for each kernel of the forward of add_layer_norm (`centered`) or add_rms_norm,
+/// without and with dropout, and expects that the kernel was launched. `make_inputs` takes a NormCase and a Device.
+template <class MakeInputs, class ExpectMatches>
+void expect_each_sum_kernel(const std::pair<DType, DType>& types, bool centered, const MakeInputs& make_inputs,
+                            const ExpectMatches& expect_matches) {
+  if (!cuda_available() || types.first == float64) {
+    GTEST_SKIP() << "there are only CUDA kernels, and none for float64";
+  }
+  manual_seed(6);
+  const Device device = Device::cuda();
+  for (const auto& [c, kernel] : norm_kernel_cases(device, types, centered, /*adds=*/true)) {
+    const auto in = make_inputs(c, device);
+    for (const double p : {0.0, 0.3}) {
+      const cuda::LaunchRecord record;
+      expect_matches(in, p, fmt::format("{}, p {}", c.name(), p));
+      expect_launched(record, device, {kernel.name.c_str()}, c.name());
+    }
+    if (testing::Test::HasFailure()) {
+      return;
+    }
+  }
 }
 
 }  // namespace mica::testing_support
