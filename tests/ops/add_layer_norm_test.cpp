@@ -173,7 +173,7 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
     }
     expect_launched(record, device,
                     {"norm_forward_held_kernel<block>", "dropout_kernel", "norm_forward_held_kernel<warp>",
-                     "norm_forward_held_kernel<few>"});
+                     "norm_forward_held_kernel<single_wave>"});
     if (gpu_has_clusters()) {
       expect_launched(record, device, {"norm_backward_stream_kernel"});
     }

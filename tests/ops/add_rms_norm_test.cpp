@@ -118,7 +118,7 @@ TEST_P(AddRMSNormTypes, MatchThreeOps) {
       }
     }
     if (dtype != float64) {
-      expect_launched(record, device, {"norm_forward_held_kernel<warp>", "norm_forward_held_kernel<few>"});
+      expect_launched(record, device, {"norm_forward_held_kernel<warp>", "norm_forward_held_kernel<single_wave>"});
     }
   }
 }

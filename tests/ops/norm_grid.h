@@ -128,22 +128,12 @@ inline std::vector<std::int64_t> some_columns(Device device) {
   return columns;
 }
 
-/// Whether the order of the sums of dx depends on the number of rows, and on the row's number, on CUDA: rows that packs
-/// of 16 bytes do not fit begin at different places in a sector.
-inline bool sums_dx_in_two_ways(DType dtype, std::int64_t columns) {
+/// Whether the order of a row's sums depends on the number of rows, on CUDA: if clusters share it. centered: of layer
+/// norms.
+inline bool sums_in_two_ways(DType dtype, std::int64_t columns, bool centered) {
   const auto size = static_cast<std::int64_t>(size_of(dtype));
-  return size <= 4 && columns * size % 16 != 0;
-}
-
-/// Whether the order of the sums of y depends on the number of rows, on CUDA: rows that clusters share, and long rows
-/// that neither packs of 16 bytes nor words of 4 bytes fit, or, in float32, packs. centered: of layer norms.
-inline bool sums_y_in_two_ways(DType dtype, std::int64_t columns, bool centered) {
-  const auto size = static_cast<std::int64_t>(size_of(dtype));
-  if (columns * size % 16 == 0) {
-    const std::int64_t of_a_block = dtype == float32 && centered ? 8192 : 16'384;
-    return size <= 4 && columns > of_a_block && columns <= 262'144;
-  }
-  return (size == 2 && columns > 1024 && columns % 2 == 1) || (dtype == float32 && columns > 8192);
+  const std::int64_t of_a_block = dtype == float32 && centered ? 8192 : 16'384;
+  return size <= 4 && columns * size % 16 == 0 && columns > of_a_block && columns <= 262'144;
 }
 
 /// A view with x's elements whose axes are reversed in memory, with a NaN after every element.

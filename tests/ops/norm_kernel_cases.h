@@ -26,20 +26,18 @@ struct NormKernel {
 };
 
 inline NormKernel kernel_of(const kernels::NormForwardPlan& p) {
-  using kernels::Team;
-  const bool warps = p.team == Team::block || p.team == Team::cluster;
-  const char* const kind = p.edges                   ? "edges"
-                           : p.team == Team::cluster ? "cluster"
-                           : p.stays                 ? "stays"
-                           : p.few                   ? "few"
-                           : p.team == Team::block   ? "block"
-                                                     : "warp";
+  using kernels::rows::Group;
+  using kernels::rows::Schedule;
+  const char* const kind = p.shape.group == Group::cluster       ? "cluster"
+                           : p.schedule == Schedule::persistent  ? "persistent"
+                           : p.schedule == Schedule::single_wave ? "single_wave"
+                           : p.shape.group == Group::block       ? "block"
+                                                                 : "warp";
+  const std::vector<int> arguments = {p.pack, static_cast<int>(p.shape.group), p.shape.lanes, p.shape.packs,
+                                      static_cast<int>(p.schedule)};
   switch (p.kernel) {
-    case kernels::NormForwardPlan::Kernel::short_rows:
-      return {"norm_forward_short_kernel", {p.pack, p.packs, p.threads, p.few}};
-    case kernels::NormForwardPlan::Kernel::held:
-      return {fmt::format("norm_forward_held_kernel<{}>", kind),
-              {p.pack, p.packs, static_cast<int>(p.team), warps ? 0 : p.threads, p.blocks, p.few}};
+    case kernels::NormForwardPlan::Kernel::short_rows: return {"norm_forward_short_kernel", arguments};
+    case kernels::NormForwardPlan::Kernel::held: return {fmt::format("norm_forward_held_kernel<{}>", kind), arguments};
     case kernels::NormForwardPlan::Kernel::looped: break;
   }
   return {"norm_forward_looped_kernel", {p.pack}};
@@ -52,7 +50,7 @@ inline NormKernel kernel_of(const kernels::norm_cuda::NormBackwardPlan& p,
   switch (p.kernel) {
     case streamed:
       return {"norm_backward_stream_kernel",
-              {p.pack, p.lanes, p.chunks, p.depth, s.packs, static_cast<int>(s.team()), s.cluster, s.sector, s.sorted}};
+              {p.pack, p.lanes, p.chunks, p.depth, s.packs, static_cast<int>(s.team()), s.cluster}};
     case held: return {"norm_backward_held_kernel", {p.pack, layout.threads, layout.elements}};
     case looped:
     case none: break;
@@ -104,8 +102,7 @@ inline void offer_forward(SmallestShapes& smallest, const NormCase& c, bool cent
                                                                  .parameters = true,
                                                                  .centered = centered,
                                                                  .adds = adds,
-                                                                 .packed = is_packed(c),
-                                                                 .alignment = 16,
+                                                                 .aligned = is_packed(c),
                                                                  .clusters = gpu_has_clusters(),
                                                                  .multiprocessors = multiprocessors});
   if (adds && p.kernel != kernels::NormForwardPlan::Kernel::held) {
@@ -113,7 +110,7 @@ inline void offer_forward(SmallestShapes& smallest, const NormCase& c, bool cent
   }
   // Persistent blocks have up to 1024 threads on a multiprocessor.
   const bool two_rows = c.rows * p.threads * p.blocks >= 2 * 1024 * multiprocessors;
-  smallest.offer(kernel_of(p), c, !p.stays || two_rows);
+  smallest.offer(kernel_of(p), c, p.schedule != kernels::rows::Schedule::persistent || two_rows);
 }
 
 inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool centered) {
@@ -125,7 +122,6 @@ inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool cen
                                                  .weight_size = static_cast<int>(size_of(c.weight_dtype)),
                                                  .centered = centered,
                                                  .packs = is_packed(c),
-                                                 .alike = true,
                                                  .clusters = gpu_has_clusters()});
   const HeldLayout layout = held_layout(c.columns, size, is_packed(c), centered);
   const bool reuses = p.kernel == NormBackwardKernel::streamed ? c.rows > kMeetings * p.teams * p.stream.groups

@@ -113,7 +113,6 @@ NormBackwardPlan plan_of(const NormBackward& args, GradientSource source) {
                              .centered = args.centered,
                              .packs = fit_packs(args.columns, args.x.dtype(), args.dy, args.x, args.weight, args.dx,
                                                 args.dsum, args.dx_dropped),
-                             .alike = alike_in_sectors(args.dy, args.x, args.dx),
                              .clusters = cuda::device_has_clusters(),
                              .source = source});
 }

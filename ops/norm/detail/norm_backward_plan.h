@@ -1,7 +1,7 @@
 #pragma once
 
-// Chooses the CUDA kernels of a norm's backward. A plan depends only on the shape, the dtypes, the alignment of the
-// matrices, and whether the GPU has clusters. So results do not depend on other properties of the GPU, or on its load.
+// Chooses the CUDA kernels of a norm's backward. A plan depends only on the shape, the dtypes, the alignment of rows,
+// and whether the GPU has clusters. So results do not depend on other properties of the GPU, or on its load.
 
 #include <cstdint>
 
@@ -27,7 +27,6 @@ struct NormBackwardCase {
   int weight_size;  // of an element of weight and bias, in bytes
   bool centered;    // a layer norm, which may have a bias
   bool packs;       // rows can be read in packs of 16 bytes
-  bool alike;       // the same row begins at the same place in a sector of 32 bytes in all matrices
   bool clusters;    // the GPU has compute capability 9.0
   GradientSource source = GradientSource::y;
 };
@@ -56,10 +55,6 @@ struct StreamPlan {
   int slab = 0;          // columns of a row per block
   int kept_bytes = 0;    // of shared memory, for parameters
   int stream_bytes = 0;  // of shared memory, for the rows in flight
-  // For rows that begin and end inside packs (EdgePlace):
-  int sector = 0;       // elements; a row's first pack begins where a sector does. 0: rows consist of whole packs
-  int phases = 1;       // the number of places in a sector at which rows begin; row i begins like row i mod phases
-  bool sorted = false;  // whether teams get runs of rows that are sorted by these places
 
   constexpr int block() const { return threads * groups; }
   constexpr int warps() const { return threads / 32; }  // per block, that share a row
@@ -71,12 +66,10 @@ struct StreamPlan {
   constexpr Team team() const { return cluster > 1 ? Team::cluster : threads <= 32 ? Team::warp : Team::block; }
 };
 
-/// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, in
-/// packs of `pack` columns, if `lanes` lanes of a warp share a row. `edges`: rows begin and end inside packs. `drops`:
-/// dropout is applied.
-constexpr bool weights_in_registers(int elements, int pack, int lanes, bool edges, bool drops) {
-  const bool few = edges ? pack == 4 : lanes < 32;  // only few registers are free
-  return elements <= (few ? 8 : 16) && !drops;
+/// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, if
+/// `lanes` lanes of a warp share a row. `drops`: dropout is applied.
+constexpr bool weights_in_registers(int elements, int lanes, bool drops) {
+  return elements <= (lanes < 32 ? 8 : 16) && !drops;
 }
 
 struct NormBackwardPlan {

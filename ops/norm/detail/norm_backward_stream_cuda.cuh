@@ -14,12 +14,6 @@
 //                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
 //
-// If rows begin and end inside packs (kEdges), each thread gets rows that begin at the same place in a sector of 32
-// bytes. So it has the same columns in all its rows, and only the packs at the edges are special. Groups of up to a
-// warp each have a place of their own; all groups of a larger team have the same. If there are too few teams for that,
-// the rows are sorted by where they begin, and a team has a run of them: it writes a row of partials and starts again
-// where this place changes.
-//
 // If there are enough registers, x̂ and g = dy · weight stay in registers from pass 1 to pass 2. In a cluster,
 // exchanging the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
 
@@ -42,7 +36,6 @@ __device__ void store_pack(T* to, const Pack<T, V>& pack) {
 template <class Policy, class T, class W, class Shape>
 class StreamedBackward {
  public:
-  /// For the rows of `at`.
   __device__ StreamedBackward(const BackwardRows<T, W>& a, const StreamPlan& p, const typename Shape::Place& at,
                               Meeting<Shape::kTeam>& meeting, unsigned char* memory)
       : a_(a),
@@ -66,17 +59,17 @@ class StreamedBackward {
     // A warp continues as long as one of its rows exists.
     const std::int64_t warp_first = kLanes < kWarp ? at_.warp_first : at_.first;
     int place = 0;
-    if (kAhead && warp_first < end()) {
+    if (kAhead && warp_first < a_.rows) {
       row.statistics = statistics_.take();
       meeting_.leave(begin_row(row, place, D - 1));
     }
 #pragma unroll 1
-    for (std::int64_t index = warp_first; index < end(); index += at_.step) {
+    for (std::int64_t index = warp_first; index < a_.rows; index += at_.step) {
       const std::int64_t own = kLanes == kWarp ? index : index - warp_first + at_.first;
-      row.present = own < end();
+      row.present = own < a_.rows;
       if constexpr (kAhead) {
         Row next{row.offset + at_.step * a_.columns, statistics_.take(), true};
-        if (index + at_.step < end()) {
+        if (index + at_.step < a_.rows) {
           meeting_.leave(begin_row(next, after(place), D - 1 - C));
         }
         end_row(row, place, meeting_.take());
@@ -113,12 +106,12 @@ class StreamedBackward {
   static constexpr bool kHeld = kTeam != Team::cluster && C == 1 && kElements <= kMostHeldElements;
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
   static constexpr bool kFetchEarly = kHeld && !Policy::kAdds;
-  static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, V, kLanes, Shape::kEdges, Policy::kDrops);
+  static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, kLanes, Policy::kDrops);
   // Pass 1 skips absent packs by branches.
   static constexpr bool kBranches = !kWeightsInRegisters || Policy::kAdds;
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
   // Whether lanes first add up the sums of the warp's rows.
-  static constexpr bool kWarpFolds = kLanes < kWarp && !Shape::kOwnPhases;
+  static constexpr bool kWarpFolds = kLanes < kWarp;
   using RowStatistics = Statistics<T, kCentered>;
   using Ahead = RowsAhead<T, W, Policy::kMatrices, Shape>;
 
@@ -127,8 +120,6 @@ class StreamedBackward {
     RowStatistics statistics;
     bool present;
   };
-
-  __device__ std::int64_t end() const { return at_.end(a_.rows); }
 
   __device__ Row first_row() const {
     return {at_.first * a_.columns + at_.begin + std::int64_t{at_.first_pack} * V, {}, true};
@@ -164,7 +155,7 @@ class StreamedBackward {
     float gx_sum = 0;
 #pragma unroll
     for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
-      ahead_.wait(place, c, row.offset, pending - c);
+      cuda::wait_copies(pending - c);
 #pragma unroll
       for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
         // Without kBranches, absent packs are added too, since they and their weights are zeros. Branches keep the
@@ -242,11 +233,11 @@ class StreamedBackward {
   __device__ void write_dx(const Row& row, int i, float (&values)[V]) {
     const std::int64_t element = row.offset + i * (kLanes * V);
     if (!Policy::kAdds || a_.dx != nullptr) {
-      write_pack(a_.dx + element, i, pack_of<T>(values));
+      store_pack(a_.dx + element, pack_of<T>(values));
     }
     if constexpr (Policy::kDrops) {
       drop_pack(values, element, key_, a_.threshold, a_.scale);
-      write_pack(a_.dx_dropped + element, i, pack_of<T>(values));
+      store_pack(a_.dx_dropped + element, pack_of<T>(values));
     }
     if constexpr (kSumsDx) {
 #pragma unroll
@@ -254,31 +245,6 @@ class StreamedBackward {
         dx_bias_[i * V + j] += values[j];
       }
     }
-  }
-
-  /// Writes those elements of the thread's pack i that are in the row.
-  __device__ void write_pack(T* to, int i, const Pack<T, V>& pack) const {
-    if constexpr (Shape::kEdges) {
-      if (!at_.is_whole(i)) {
-        if constexpr (Shape::kOwnPhases) {
-          // Hides that these are the same in all rows. Otherwise the compiler would keep what follows from them in
-          // registers.
-          int left = at_.left;
-          int head = i == 0 ? at_.head : 0;
-          asm volatile("" : "+r"(left), "+r"(head));
-          store_part(to, pack, head > 0 ? V - head : left - i * (kLanes * V), head > 0);
-        } else {  // in larger teams, this is faster
-#pragma unroll
-          for (int j = 0; j < V; ++j) {
-            if (at_.has_element(i, j)) {
-              to[j] = pack.at[j];
-            }
-          }
-        }
-        return;
-      }
-    }
-    store_pack(to, pack);
   }
 
   /// Writes the block's row of partial sums, which its threads add up in a fixed order.
@@ -311,7 +277,7 @@ class StreamedBackward {
 
   /// Writes the thread's sums to the block's row of partial sums or, if folds_in_memory(), to a row of `fold`.
   __device__ void fold_or_write(float (&sums)[kElements], float* partials, float* fold) const {
-    constexpr int kPart = V < 4 ? 1 : 4;  // unaligned rows have unaligned rows of partial sums, too
+    constexpr int kPart = 4;
     if (partials == nullptr) {
       return;
     }
@@ -350,17 +316,12 @@ class StreamedBackward {
     if (partials == nullptr) {
       return;
     }
-    const int before = Shape::kEdges ? max(0, -static_cast<int>(at_.begin)) : 0;  // columns before the row
 #pragma unroll 1
-    for (int column = before + threadIdx.y * blockDim.x + threadIdx.x; column < at_.columns; column += p_.block()) {
+    for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < at_.columns; column += p_.block()) {
       float sum = 0;
 #pragma unroll 4
       for (int i = 0; i < folds; ++i) {
-        int own = column;  // this column's place in fold i
-        if constexpr (Shape::kOwnPhases) {
-          own += phase_of(p_, a_.x + Shape::Place::first_row(p_, i) * a_.columns) - before;
-        }
-        sum += fold[i * p_.slab + own];
+        sum += fold[i * p_.slab + column];
       }
       partials[first_partial() + column] = sum;
     }
@@ -369,9 +330,8 @@ class StreamedBackward {
   /// The index in the partial sums of the block's first column, in its row.
   __device__ std::int64_t first_partial() const { return at_.partial_row(p_) * a_.columns + at_.begin; }
 
-  /// Whether the thread's sums go through shared memory: several threads have the same columns, or the columns are not
-  /// those of aligned packs.
-  __device__ bool folds_in_memory() const { return Shape::kEdges || kLanes < kWarp || p_.groups > 1; }
+  /// Whether the thread's sums go through shared memory, since several threads have the same columns.
+  __device__ bool folds_in_memory() const { return kLanes < kWarp || p_.groups > 1; }
 
   /// The index of pack i in x_hat_ and g_.
   __device__ static constexpr int held(int i) { return kHeld ? i * V : 0; }
@@ -399,36 +359,15 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   extern __shared__ __align__(128) unsigned char memory[];
   using Place = typename Shape::Place;
   Meeting<Shape::kTeam> meeting(p, Place::block_rank(), memory);
-  const auto compute = [&](const Place& at) { StreamedBackward<Policy, T, W, Shape>(a, p, at, meeting, memory).run(); };
-  if constexpr (!Shape::kEdges) {
-    compute(Place(p, a.columns, Shape::V, Shape::P));
-  } else {
-    const auto compute_rows_like = [&](std::int64_t row) {
-      const int phase = phase_of(p, a.x + row * a.columns);
-      compute(Place(p, a.rows, a.columns, static_cast<int>(row), phase, Shape::P));
-    };
-    if constexpr (Shape::kOwnPhases) {
-      compute_rows_like(Place::first_row(p, threadIdx.y));
-    } else if constexpr (!Place::kMaySort) {
-      compute_rows_like(Place::team(p) % p.phases);
-    } else {
-#pragma unroll 1
-      for (int row = 0; row < p.phases; ++row) {
-        if (Place::has(p, a.rows, row)) {
-          compute_rows_like(row);
-          __syncthreads();  // the next rows' copies overwrite shared memory
-        }
-      }
-    }
-  }
+  StreamedBackward<Policy, T, W, Shape>(a, p, Place(p, a.columns, Shape::V, Shape::P), meeting, memory).run();
   meeting.close();
 }
 
 // On the host.
 
-/// Calls f with each StreamShape of packs of 16 bytes that plan_norm_backward() may choose.
+/// Calls f with each StreamShape that plan_norm_backward() may choose.
 template <class Policy, class T, class W, class F>
-void with_pack_shapes(const F& f) {
+void with_shapes(const F& f) {
   constexpr bool kSums = Policy::kAdds;
   constexpr int kOne = kSums ? 4 : 3;  // depth with one pack per thread, in a block
   if constexpr (sizeof(T) == 2) {
@@ -465,55 +404,21 @@ void with_pack_shapes(const F& f) {
   }
 }
 
-/// The same for unaligned rows.
-template <class T, class W, class F>
-void with_unaligned_shapes(const F& f) {
-  constexpr bool kEdges = true;
-  if constexpr (sizeof(T) == 2) {
-    f(StreamShape<8, 1, Team::warp, 8, 1, 4, kEdges>{});
-    f(StreamShape<8, 2, Team::warp, 8, 1, 2, kEdges>{});
-    f(StreamShape<8, 3, Team::warp, 8, 1, 2, kEdges>{});
-    f(StreamShape<8, 2, Team::warp, 16, 1, 2, kEdges>{});
-    f(StreamShape<8, 3, Team::warp, 16, 1, 2, kEdges>{});
-    f(StreamShape<8, 2, Team::warp, 32, 1, 2, kEdges>{});
-    f(StreamShape<8, 3, Team::warp, 32, 1, 2, kEdges>{});
-    f(StreamShape<8, 2, Team::block, 32, 1, 2, kEdges>{});
-    f(StreamShape<8, 3, Team::block, 32, 1, 2, kEdges>{});
-    f(StreamShape<8, 2, Team::cluster, 32, 1, 4, kEdges>{});
-    f(StreamShape<8, 3, Team::cluster, 32, 1, 3, kEdges>{});
-    f(StreamShape<8, 4, Team::cluster, 32, 2, 6, kEdges>{});
-    if constexpr (sizeof(W) == 4) {
-      f(StreamShape<8, 4, Team::cluster, 32, 2, 5, kEdges>{});
-    }
-  } else {
-    f(StreamShape<1, 16, Team::cluster, 32, 1, 3>{});
-    f(StreamShape<4, 4, Team::warp, 8, 1, 2, kEdges>{});
-    f(StreamShape<4, 2, Team::block, 32, 1, 2, kEdges>{});
-    f(StreamShape<4, 4, Team::block, 32, 1, 2, kEdges>{});
-    f(StreamShape<4, 4, Team::cluster, 32, 1, 3, kEdges>{});
-    f(StreamShape<4, 6, Team::cluster, 32, 3, 5, kEdges>{});
-    f(StreamShape<4, 8, Team::cluster, 32, 4, 5, kEdges>{});
-  }
-}
-
 /// Launches the kernel that the plan has chosen.
 template <class Policy, class T, class W>
 void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   const StreamPlan& p = plan.stream;
   bool found = false;
   const auto run = [&]<class Shape>(Shape) {
-    if (plan.pack == Shape::V && (p.sector > 0) == Shape::kEdges && p.packs == Shape::P && p.team() == Shape::kTeam &&
-        plan.lanes == Shape::kLanes && plan.chunks == Shape::C && plan.depth == Shape::D) {
+    if (plan.pack == Shape::V && p.packs == Shape::P && p.team() == Shape::kTeam && plan.lanes == Shape::kLanes &&
+        plan.chunks == Shape::C && plan.depth == Shape::D) {
       found = true;
       cuda::Launch(static_cast<unsigned>(plan.teams * p.cluster), dim3(p.threads, p.groups), p.shared_bytes())
           .cluster(p.cluster)
           .run(norm_backward_stream_kernel<Policy, T, W, Shape>, "norm_backward_stream_kernel", a, p);
     }
   };
-  with_pack_shapes<Policy, T, W>(run);
-  if constexpr (!Policy::kAdds) {
-    with_unaligned_shapes<T, W>(run);
-  }
+  with_shapes<Policy, T, W>(run);
   check(found, "norm_backward: there is no kernel with {} packs of {} a thread", p.packs, plan.pack);
 }
 

@@ -41,7 +41,7 @@ class StatisticsAhead {
 
  private:
   __device__ void fetch() {
-    if (ahead_ < at_.end(a_.rows)) {
+    if (ahead_ < a_.rows) {
       next_ = a_.template statistics<kCentered>(ahead_);
     } else if (kLanes < kWarp) {
       next_ = {};  // zeros, as the warp's other rows may exist
@@ -57,8 +57,7 @@ class StatisticsAhead {
   Row next_{};
 };
 
-/// The weights of a thread's packs, in registers or in shared memory. In shared memory, all threads of the block load
-/// them together or, if groups have places of their own, each thread loads its own.
+/// The weights of a thread's packs, in registers or in shared memory.
 template <class W, class Shape, bool kInRegisters>
 class Weights {
  public:
@@ -66,15 +65,13 @@ class Weights {
 
   /// If `weight` is null, all weights are 1.
   __device__ Weights(const W* weight, const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory)
-      : first_(first_pack(p, at, memory)) {
+      : first_(reinterpret_cast<W*>(memory + p.kept_begin()) + at.first_pack * V) {
     if constexpr (kInRegisters) {
 #pragma unroll
       for (int i = 0; i < Shape::P; ++i) {
         float w[V] = {};
         const int column = (at.first_pack + i * Shape::kLanes) * V;
-        if constexpr (Shape::kEdges) {
-          unpack(load_inside(weight, at, column), w);
-        } else if (i < at.packs) {
+        if (i < at.packs) {
           unpack(load_or<V>(weight, at.begin + column, 1), w);
         }
 #pragma unroll
@@ -82,20 +79,13 @@ class Weights {
           values_[i * V + j] = w[j];
         }
       }
-    } else if constexpr (Shape::kOwnPhases) {
-#pragma unroll
-      for (int i = 0; i < Shape::P; ++i) {
-        store(first_ + i * (Shape::kLanes * V), load_inside(weight, at, (at.first_pack + i * Shape::kLanes) * V));
-      }
     } else {
       W* const slab = reinterpret_cast<W*>(memory + p.kept_begin());
 #pragma unroll 1
       for (int column = (threadIdx.y * blockDim.x + threadIdx.x) * V; column < p.threads * (Shape::P * V);
            column += p.block() * V) {
         Pack<W, V> pack = {};
-        if constexpr (Shape::kEdges) {
-          pack = load_inside(weight, at, column);
-        } else if (column < at.columns) {
+        if (column < at.columns) {
           pack = load_or<V>(weight, at.begin + column, 1);
         }
         store(slab + column, pack);
@@ -116,25 +106,6 @@ class Weights {
   }
 
  private:
-  /// The thread's first pack in shared memory.
-  __device__ static W* first_pack(const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory) {
-    const int pack = Shape::kOwnPhases ? threadIdx.y * (Shape::kLanes * Shape::P) + threadIdx.x : at.first_pack;
-    return reinterpret_cast<W*>(memory + p.kept_begin()) + pack * V;
-  }
-
-  /// Loads a pack of weights from column `column` of the slab on, for rows with edges. Weights that are not in the row
-  /// are zeros. All elements are loaded, so that no load waits for a branch.
-  __device__ static Pack<W, V> load_inside(const W* weight, const typename Shape::Place& at, int column) {
-    Pack<W, V> pack;
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const bool inside = column + j < at.columns && at.begin + column + j >= 0;
-      const W value = weight == nullptr ? static_cast<W>(1.0f) : weight[inside ? at.begin + column + j : 0];
-      pack.at[j] = inside ? value : static_cast<W>(0.0f);
-    }
-    return pack;
-  }
-
   W* first_;
   float values_[kInRegisters ? Shape::P * V : 1];
 };

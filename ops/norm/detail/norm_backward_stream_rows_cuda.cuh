@@ -38,22 +38,6 @@ class Stream {
     }
   }
 
-  /// The same for rows that may end inside packs. The thread has `left` elements from its first pack on. The other
-  /// elements of its last pack become zeros.
-  template <class... From>
-  __device__ void fetch_elements(int place, std::uint64_t policy, int left, const From*... from) {
-    Packs* to = places_ + place * kChunk;
-#pragma unroll
-    for (int i = 0; i < P; ++i) {
-      const int elements = max(0, min(V, left - i * (kLanes * V)));
-      int source = 0;
-      (cuda::copy_part_async<sizeof(Packs)>(cuda::shared_address(to + (source++ * P + i) * kWarp),
-                                            elements > 0 ? from + i * (kLanes * V) : from,
-                                            elements * static_cast<int>(sizeof(T)), policy),
-       ...);
-    }
-  }
-
   /// The thread's pack number i of a chunk.
   __device__ Packs& at(int place, int source, int i) const {
     return places_[place * kChunk + (source * P + i) * kWarp];
@@ -77,8 +61,7 @@ __device__ int compare_again(int packs) {
   return packs;
 }
 
-/// Streams the rows of kMatrices matrices, two or three; with kEdges, two. `offset` arguments are the index, in a
-/// matrix, of the first element of the thread's part of a row.
+/// Streams the rows of kMatrices matrices, two or three.
 template <class T, class W, int kMatrices, class Shape>
 class RowsAhead {
  public:
@@ -99,57 +82,22 @@ class RowsAhead {
 
   /// Starts copying the next chunk, which is chunk c of its row.
   __device__ void fetch(int place, int c) {
-    const bool present = row_ < at_.end(a_.rows);
+    const bool present = row_ < a_.rows;
     if (present || Shape::kLanes < kWarp) {  // a lane without a row copies zeros: its warp may have rows
       const std::int64_t from = Shape::kLanes == kWarp || present ? from_ + c * kChunkColumns : 0;
-      if constexpr (Shape::kEdges) {
-        // Of the matrix's last row, whole packs only: memory checkers report copies that reach past the end.
-        const int row_left = Shape::kLanes == kWarp || present ? at_.left : 0;
-        const int left = row_left & (row_ + 1 == a_.rows ? -V : -1);
-        stream_.fetch_elements(place, a_.policy, left - c * kChunkColumns, a_.template matrix<0>() + from,
-                               a_.template matrix<1>() + from);
+      const int row_packs = compare_again<Shape>(at_.packs);
+      const int packs = Shape::kLanes == kWarp || present ? row_packs - c * Shape::kChunk : 0;
+      if constexpr (kMatrices == 2) {
+        stream_.fetch(place, a_.policy, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from);
       } else {
-        const int row_packs = compare_again<Shape>(at_.packs);
-        const int packs = Shape::kLanes == kWarp || present ? row_packs - c * Shape::kChunk : 0;
-        if constexpr (kMatrices == 2) {
-          stream_.fetch(place, a_.policy, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from);
-        } else {
-          stream_.fetch(place, a_.policy, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from,
-                        a_.template matrix<2>() + from);
-        }
+        stream_.fetch(place, a_.policy, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from,
+                      a_.template matrix<2>() + from);
       }
     }
     cuda::commit_copies();  // also without copies, since wait() counts the commits
     if (c == Shape::C - 1) {
       row_ += at_.step;
       from_ += at_.step * a_.columns;
-    }
-  }
-
-  /// Waits for chunk c of the row at `offset`; `pending` later chunks may still be in flight. With kEdges, sets the
-  /// elements before the row to zero.
-  __device__ void wait(int place, int c, std::int64_t offset, int pending) const {
-    cuda::wait_copies(pending);
-    if constexpr (Shape::kEdges) {
-      if (c == 0 && at_.head > 0) {
-#pragma unroll
-        for (int source = 0; source < kMatrices; ++source) {
-          T* const pack = stream_.at(place, source, 0).at;
-          if constexpr (Shape::kOwnPhases) {
-            clear_first(pack, at_.head);
-          } else {  // in larger teams, this is faster
-#pragma unroll
-            for (int j = 0; j < V; ++j) {
-              if (j < at_.head) {
-                pack[j] = static_cast<T>(0.0f);
-              }
-            }
-          }
-        }
-      }
-      if (at_.cut >= c * Shape::kChunk && at_.cut < (c + 1) * Shape::kChunk) {
-        load_if_last(place, offset);
-      }
     }
   }
 
@@ -161,34 +109,8 @@ class RowsAhead {
   __device__ static int next(int place) { return place + 1 == Shape::D ? 0 : place + 1; }
 
  private:
-  static_assert(kMatrices == 2 || (kMatrices == 3 && !Shape::kEdges));
+  static_assert(kMatrices == 2 || kMatrices == 3);
   static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
-
-  // Sets the first `count` elements of a pack to zero, by a store for each bit of `count`.
-  template <int kBit = V>
-  __device__ static void clear_first(T* pack, int count) {
-    if ((count & kBit) != 0) {
-      store(pack + (count & -2 * kBit), Pack<T, kBit>{});
-    }
-    if constexpr (kBit > 1) {
-      clear_first<kBit / 2>(pack, count);
-    }
-  }
-
-  // If the row at `offset` is the matrix's last one: loads the elements of the pack inside which it ends.
-  __device__ void load_if_last(int place, std::int64_t offset) const {
-    const int from = at_.cut * (Shape::kLanes * V);
-    std::int64_t left_in_matrix = a_.rows;
-    asm volatile("" : "+l"(left_in_matrix));  // otherwise the compiler would compute the end early, and keep it
-    left_in_matrix = left_in_matrix * a_.columns - (offset + from);
-    if (left_in_matrix < V) {
-#pragma unroll 1
-      for (int j = 0; j < static_cast<int>(left_in_matrix); ++j) {
-        stream_.at(place, 0, at_.cut % Shape::kChunk).at[j] = a_.template matrix<0>()[offset + from + j];
-        stream_.at(place, 1, at_.cut % Shape::kChunk).at[j] = a_.template matrix<1>()[offset + from + j];
-      }
-    }
-  }
 
   const BackwardRows<T, W>& a_;
   const typename Shape::Place at_;

@@ -28,9 +28,8 @@ NormForwardPlan plan_of(const NormForward& args) {
                             .parameters = args.weight.defined() && (args.bias.defined() || !args.centered),
                             .centered = args.centered,
                             .adds = args.residual.defined(),
-                            .packed = fit_packs(args.columns, args.x.dtype(), args.x, args.weight, args.bias, args.y,
-                                                args.residual, args.x_bias, args.sum),
-                            .alignment = alignment_of(args.x, args.y),
+                            .aligned = fit_packs(args.columns, args.x.dtype(), args.x, args.weight, args.bias, args.y,
+                                                 args.residual, args.x_bias, args.sum),
                             .clusters = cuda::device_has_clusters(),
                             .multiprocessors = cuda::multiprocessor_count()});
 }

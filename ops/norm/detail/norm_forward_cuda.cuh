@@ -10,6 +10,7 @@
 #include <mica/ops/detail/rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
+#include <mica/ops/norm/detail/norm_moments_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 
@@ -71,193 +72,6 @@ Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
   return a;
 }
 
-// Moments of some elements relative to a shift that is close to them. They are computed in one of two ways:
-//
-// - In one pass, for 16-bit elements: a = Σ (x − shift) and b = Σ (x − shift)². With the mean of the row's first 8
-//   elements as the shift, b is at most 1 + N / 8 times as large as Σ (x − mean)², which is the part of b that remains
-//   in the variance. So float32 keeps far more than 16 bits of that part.
-// - In two passes, for other elements: a is the mean of x − shift, and b = Σ (x − shift − a)². These are combined by
-//   Chan's formula.
-//
-// Norms that are not centered need only b = Σ x². Their shift and a are 0.
-template <class S>
-struct Moments {
-  S a;
-  S b;
-};
-
-// Whether moments are computed in one pass.
-template <class T, int V>
-constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
-
-// The number of elements at the beginning of a row whose mean is the row's shift.
-template <class T, int V>
-constexpr int kFirst = kOnePass<T, V> ? 8 : 1;
-
-// The shift of a row whose first elements are `first`: the mean of these elements.
-template <class T, int V>
-__device__ Accumulate<T> shift_of(const Pack<T, V>& first) {
-  using S = Accumulate<T>;
-  S values[V];
-  unpack(first, values);
-  S shift = 0;
-#pragma unroll
-  for (const S value : values) {
-    shift = fma(value, S(1.0 / V), shift);
-  }
-  return shift;
-}
-
-template <class S>
-__device__ S reciprocal(S n) {
-  return n > 0 ? S(1) / n : S(0);
-}
-
-// Combines the moments of kLanes lanes by Chan's formula. `count` is the lane's number of elements, and reciprocal_n is
-// 1 / their total number. All lanes get the result.
-template <int kLanes, class S>
-__device__ Moments<S> combine_lanes(const Moments<S>& mine, S count, S reciprocal_n) {
-  const S mean = sum_lanes<kLanes>(count * mine.a) * reciprocal_n;
-  const S difference = mine.a - mean;
-  return {mean, sum_lanes<kLanes>(mine.b + count * difference * difference)};
-}
-
-// weight and bias of a thread's P packs of V columns, kept in registers in the dtype in which they are stored. A pack
-// begins kStep columns after the previous one. With kAtOnce, all loads are issued immediately: they are relaxed, so
-// that the compiler does not delay some of them until earlier loads have returned. With the scope cta, they still use
-// the L1 cache, which has the rest of a sector that two loads share.
-template <class W, int V, int P, int kStep, bool kAtOnce = false>
-class KeptParameters {
- public:
-  /// weight and bias are those of the whole row; if they are null, their elements are 1 and 0. The thread has `packs`
-  /// packs, the first of which begins at column `first`.
-  __device__ KeptParameters(const W* weight, const W* bias, int first, int packs) {
-    load_from(weight, 1, first, packs, weights_);
-    load_from(bias, 0, first, packs, biases_);
-  }
-
-  /// Returns weight and bias of pack i. `row` is any number that changes from row to row. It hides from the compiler
-  /// that weight and bias are the same for each row. Otherwise the compiler would unpack pairs once, into twice as many
-  /// registers.
-  template <class S>
-  __device__ void at(int i, int row, S (&weight)[V], S (&bias)[V]) const {
-    unpack_anew(weights_[i], row, weight);
-    unpack_anew(biases_[i], row, bias);
-  }
-
- private:
-  // 16-bit elements are kept as 32-bit words. After a branch, the compiler would split packs of 16-bit elements, and
-  // wait for the load of each pack.
-  static constexpr bool kWords = sizeof(W) == 2 && V > 1;
-  using Kept = std::conditional_t<kWords, Pack<unsigned, V / (kWords ? 2 : 1)>, Pack<W, V>>;
-
-  __device__ static Kept kept(W value) {
-    Kept pack;
-#pragma unroll
-    for (auto& element : pack.at) {
-      if constexpr (kWords) {
-        element = 0x10001u * reinterpret_cast<const std::uint16_t&>(value);
-      } else {
-        element = value;
-      }
-    }
-    return pack;
-  }
-
-  __device__ static Kept load_pack(const W* from) {
-    Kept pack;
-    if constexpr (kAtOnce) {
-      static_assert(sizeof(Kept) % 16 == 0);
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(Kept) / 16); ++i) {
-        uint4& words = reinterpret_cast<uint4*>(&pack)[i];
-        asm volatile("ld.relaxed.cta.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                     : "l"(reinterpret_cast<const uint4*>(from) + i));
-      }
-    } else {
-      pack = *reinterpret_cast<const Kept*>(from);
-    }
-    return pack;
-  }
-
-  __device__ static void load_from(const W* parameter, float absent, int first, int count, Kept (&packs)[P]) {
-#pragma unroll
-    for (Kept& pack : packs) {
-      pack = kept(static_cast<W>(absent));
-    }
-    if (parameter != nullptr) {  // one test for all packs, so that no load waits for a branch
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        if (i < count) {
-          packs[i] = load_pack(parameter + first + i * kStep);
-        }
-      }
-    }
-  }
-
-  template <class S>
-  __device__ static void unpack_anew(Kept kept, int row, S (&values)[V]) {
-    if constexpr (kWords && V == 2) {
-      asm("" : "+r"(kept.at[0]) : "r"(row));
-    }
-    unpack(reinterpret_cast<const Pack<W, V>&>(kept), values);
-  }
-
-  Kept weights_[P];
-  Kept biases_[P];
-};
-
-// weight and bias in shared memory, in parts of 16 bytes. 32 packs of V columns become V / kPart runs of 32 parts, one
-// part of each pack, so that neighboring lanes read adjacent parts. A thread's packs are kLanes packs apart.
-template <class W, int V, int kLanes, bool kBias>
-class SharedParameters {
- public:
-  static constexpr int kPart = 16 / sizeof(W);
-
-  /// All threads of the block call it with the same `memory`, and then synchronize. A thread's first column is `first`.
-  __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory)
-      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns)) {
-    W* const shared = reinterpret_cast<W*>(memory);
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-    const int threads = blockDim.x * blockDim.y;
-#pragma unroll 1
-    for (int column = thread * kPart; column < columns; column += threads * kPart) {
-      store(shared + place(column), load_or<kPart>(weight, column, 1));
-      if constexpr (kBias) {
-        store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
-      }
-    }
-  }
-
-  static int bytes(int columns) { return (kBias ? 2 : 1) * padded(columns) * static_cast<int>(sizeof(W)); }
-
-  __device__ bool both() const { return true; }
-
-  /// Returns weight and bias of pack i, kPart columns from its column `part` on.
-  template <bool, class S>
-  __device__ void at(int i, int part, S (&w)[kPart], S (&b)[kPart]) const {
-    const int packs = i * kLanes;
-    const int from = packs / kWarp * (kWarp * V) + packs % kWarp * kPart + part / kPart * (kWarp * kPart);
-    unpack(load<kPart>(weight_ + from), w);
-    if constexpr (kBias) {
-      unpack(load<kPart>(bias_ + from), b);
-    }
-  }
-
- private:
-  static __host__ __device__ int padded(int columns) { return (columns + kWarp * V - 1) / (kWarp * V) * (kWarp * V); }
-
-  // The index in shared memory of the part that begins at `column`.
-  __device__ static int place(int column) {
-    const int pack = column / V;
-    return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
-  }
-
-  const W* weight_;
-  const W* bias_;
-};
-
 /// Writes a row's statistics. The row was multiplied by `scale`. `mean`, its rounding error `rounding`, and `rstd` are
 /// those of the scaled row.
 template <class N, class T, class W, class S>
@@ -280,7 +94,7 @@ __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mea
 // lane. Such rows are rare, and must not cost other rows barriers or registers. A lane has many elements, so its sums
 // are double.
 template <int kLanes, class T, class S>
-__device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shift, S in_row) {
+__device__ MeanAndSquares<S> shrunk_moments(const T* x_row, std::int64_t columns, S shift, S in_row) {
   double mean = 0;
   double sum = 0;
 #pragma unroll 1
@@ -297,26 +111,14 @@ __device__ Moments<S> shrunk_moments(const T* x_row, std::int64_t columns, S shi
   return {static_cast<S>(mean), static_cast<S>(sum)};
 }
 
-// Computes a row that is not finite, or whose squares overflow: a warp reads x again, and writes y to `y_row`. The
-// moments are those of kLanes lanes.
-template <class N, int kLanes, class T, class W>
-__device__ void write_shrunk_row(const Forward<T, W>& a, std::int64_t row, T* y_row) {
-  using S = Accumulate<T>;
-  const T* const x_row = a.x + row * a.columns;
-  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-  const Moments<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
-  const S rstd = rsqrt(m.b * a.in_row + a.eps * kShrink<S> * kShrink<S>);
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll 1
-  for (int column = lane; column < static_cast<int>(a.columns); column += kWarp) {
-    const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
-    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
-    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-    y_row[column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
-  }
-  if (lane == 0) {
-    write_statistics<N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
-  }
+/// Computes an element of such a row. `mean` is that of the scaled row, relative to `shift`.
+template <class T, class W, class S>
+__device__ void write_shrunk_element(const Forward<T, W>& a, const T* x_row, T* y_row, int column, S shift, S mean,
+                                     S rstd) {
+  const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
+  const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+  const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
+  y_row[column] = static_cast<T>(fma((x - mean) * rstd, w, b));
 }
 
 // On the host.

@@ -2,9 +2,10 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Launches the kernel for held rows of x.
 void forward_held(const NormForward& args, const NormForwardPlan& plan) {
-  on_norm_with_packs<8>(args, [&]<class N>(const auto& a) { launch_held<N>(a, NoAddends{}, plan); });
+  on_norm_with_packs<8>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
+    plan.pack > 1 ? launch_held<16 / sizeof(T), N>(a, NoAddends{}, plan) : launch_held<1, N>(a, NoAddends{}, plan);
+  });
 }
 
 }  // namespace mica::kernels::norm_cuda

@@ -1,262 +1,515 @@
 #pragma once
 
-// Forward for rows that are read once, and then held in the registers of a warp, a block or a cluster until y is
-// written:
+// Forward for rows that are read once, and then held in the registers of some lanes, a warp, a block or a cluster until
+// y is written:
 //
 //   x (+ residual, x_bias) ──▶ packs in registers ──────────────────────▶ · rstd, weight, bias ──▶ y
 //                                │       │                                      ▲
-//                                ▼       └─▶ differences from a shift ──▶ moments over lanes, warps, blocks
+//                                ▼       └─▶ differences from a shift ──▶ moments, reduced over the group
 //                               sum
+//
+// With Schedule::single_wave there are enough registers to load weight and bias while x is in flight. Persistent blocks
+// load the next row while they compute this one, and may keep weight and bias in shared memory. Clusters are for rows
+// that are too long for a block.
 
 #include <algorithm>
 #include <climits>
+#include <type_traits>
 
 #include <mica/core/cuda/launch.h>
-#include <mica/ops/norm/detail/norm_forward_held_meeting_cuda.cuh>
-#include <mica/ops/norm/detail/norm_forward_held_writes_cuda.cuh>
+#include <mica/ops/dropout/detail/drop_pack_cuda.cuh>
+#include <mica/ops/norm/detail/norm_forward_cuda.cuh>
+#include <mica/ops/norm/detail/norm_forward_parameters_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// Σ (x − shift) over a thread's elements, if the norm is centered, and Σ (x − shift)², if kSquares.
-template <bool kSquares, class H, class S = typename H::S>
-__device__ Moments<S> sum_differences(const RowPacks<H>& row, const Place<H>& place) {
-  Moments<S> sums{0, 0};
+/// The template arguments of a kernel, and constants that follow from them. A thread has P packs of V columns. The
+/// packs of kLanes neighboring lanes are adjacent.
+template <class N_, class T_, class W_, int V_, RowKernel kShape, Schedule kSchedule>
+struct HeldShape {
+  using N = N_;
+  using T = T_;
+  using W = W_;
+  using S = Accumulate<T>;
+  static constexpr Group kGroup = kShape.group;
+  static constexpr int kLanes = kShape.lanes;
+  static constexpr int V = V_;
+  static constexpr int P = kShape.packs;
+  static constexpr bool kWarps = kGroup == Group::block || kGroup == Group::cluster;  // several warps share a row
+  static constexpr bool kPersistent = kSchedule == Schedule::persistent;
+  static constexpr bool kSingleWave = kSchedule == Schedule::single_wave;
+  static constexpr bool kAdds = N::kSource != Source::x;
+  static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
+  static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
+  static constexpr NormForwardKind kKind{sizeof(T), sizeof(W), N::kCentered, kAdds, V > 1};
+
+  // Whether the parameters are in shared memory. Blocks that do not form clusters then compute several rows at once,
+  // even if several warps share each row.
+  static constexpr bool kShares = kPersistent && (kGroup == Group::cluster || shares_parameters(kKind));
+  using Parameters = std::conditional_t<
+      kShares, SharedParameters<W, V, kWarp, N::kCentered>,
+      std::conditional_t<kSingleWave, KeptParameters<W, V, P, kStep, N::kCentered, /*kAtOnce=*/true>,
+                         GlobalParameters<W, V, kStep, N::kCentered, N::kCentered && !kAdds ? 8 : 16>>>;
+
+  using Moments = MomentsOf<T, V, N::kCentered>;
+  using Threads =
+      RowGroup<typename Moments::Value, kGroup, kLanes, kShares && kGroup == Group::block, kPersistent ? 2 : 1>;
+
+  // The most threads per block.
+  static constexpr int kMostThreads = !kWarps                             ? kForwardBlock / 2
+                                      : kShares && kGroup == Group::block ? kSharingBlock
+                                                                          : kForwardBlock;
+
+  // How many blocks of kMostThreads threads must fit on a multiprocessor (__launch_bounds__): as many as possible
+  // without spilling registers.
+  static constexpr int kLeastBlocks = [] {
+    if (sizeof(T) == 8) {
+      return 1;
+    }
+    if (kSingleWave) {
+      return kForwardBlock / kMostThreads;
+    }
+    if (kAdds) {
+      return kGroup == Group::block ? 2 : kBytes <= 32 ? 4 : 3;
+    }
+    if (kGroup == Group::cluster) {
+      const bool many_parameters = N::kCentered && P == 4 && sizeof(W) == 4;
+      return kBytes > 64 || many_parameters ? 1 : 2;
+    }
+    if (V == 1) {
+      return 2;
+    }
+    if (kGroup == Group::block) {
+      return kShares ? 1 : !kPersistent && sizeof(T) == 2 ? 3 : 2;
+    }
+    if (kPersistent) {
+      return kBytes <= 48 ? 4 : 3;
+    }
+    return sizeof(T) == 4 ? 6 : 4;
+  }();
+};
+
+/// The columns that a thread has of a row.
+template <class H>
+struct Columns {
+  int slab = 0;  // the block's first column
+  int first;     // the thread's first column
+  int end;       // where the row, or the block's slab of it, ends; 0 if the thread has no row
+
+  __device__ Columns(const NormForwardPlan& p, int row_columns, int lane)
+      : first((lane / H::kLanes * (H::P * H::kLanes) + lane % H::kLanes) * H::V), end(row_columns) {
+    if constexpr (H::kGroup == Group::cluster) {
+      slab = cuda::cluster_rank() * p.slab;
+      first += slab;
+      end = max(slab, min(end, slab + p.slab));
+    }
+  }
+
+  __device__ bool has(int i) const { return first + i * H::kStep < end; }
+  __device__ int packs() const { return (end - first + H::kStep - 1) / H::kStep; }
+  __device__ int elements() const { return H::V * max(0, min(H::P, packs())); }
+};
+
+/// The rows of a group, from `first` on, `step` apart.
+template <class H>
+struct Rows {
+  // An int is enough if several warps share a row: the index of a block is an int.
+  using Index = std::conditional_t<H::kWarps, int, std::int64_t>;
+
+  Index first;
+  Index step;
+
+  __device__ Rows(const NormForwardPlan& p, int block) : first(block), step(static_cast<Index>(gridDim.x)) {
+    if constexpr (H::kGroup == Group::cluster) {
+      first /= p.blocks;
+      step /= p.blocks;
+    } else if constexpr (H::kGroup != Group::block || H::kShares) {
+      first = first * p.groups + static_cast<int>(threadIdx.y);
+      step *= p.groups;
+    }
+  }
+};
+
+/// A thread's packs of a row, with zeros in place of absent packs, and the row's shift. All computations use the
+/// differences of elements from the shift. 16-bit elements stay packed in registers, so that more threads fit on a
+/// multiprocessor.
+template <class H>
+class HeldRow {
+  using N = typename H::N;
+  using T = typename H::T;
+  using S = typename H::S;
+  static constexpr int V = H::V;
+  static constexpr int P = H::P;
+  static constexpr int kFirst = H::Moments::kFirst;
+
+ public:
+  /// `row` is the row's first element. If there is no such row, nothing is loaded.
+  __device__ void load_from(const T* row, const Columns<H>& columns, std::uint64_t policy, bool present) {
+    load_packs(opaque(row + columns.first), present ? columns.end - columns.first : 0, policy, tile_);
+    if constexpr (N::kCentered && !H::kAdds) {
+      if (present) {
+        constexpr int kLoad = std::min(V, kFirst);
+        Pack<T, kFirst> first;
 #pragma unroll
-  for (int i = 0; i < H::P; ++i) {
-    S values[H::V];
-    row.differences(i, place, values);
-#pragma unroll
-    for (const S value : values) {
-      if constexpr (H::N::kCentered) {
-        sums.a += value;
-      }
-      if constexpr (kSquares) {
-        sums.b = fma(value, value, sums.b);
+        for (int i = 0; i < kFirst; i += kLoad) {
+          reinterpret_cast<Pack<T, kLoad>&>(first.at[i]) = load<kLoad>(row + i);
+        }
+        first_.set(0, first);
       }
     }
   }
-  return sums;
-}
 
-// Σ (x − shift − mean)² over a thread's elements.
-template <class H, class S>
-__device__ S sum_squares(const RowPacks<H>& row, const Place<H>& place, S mean) {
-  S sum = 0;
+  /// Replaces the packs by those of the sum, and writes them. `begin` is the index of the row's first element.
+  __device__ void add(const Addends<T>& a, std::int64_t begin, const Columns<H>& columns, std::uint64_t policy) {
+    Tile residuals;
+    load_packs(a.residual + begin + columns.first, columns.end - columns.first, policy, residuals);
+    [[maybe_unused]] const PhiloxKey key = N::kSource == Source::dropped_sum ? absolute_key(a.key) : PhiloxKey{};
 #pragma unroll
-  for (int i = 0; i < H::P; ++i) {
-    S values[H::V];
-    row.differences(i, place, values);
-    const S from = place.has(i) ? mean : S(0);
+    for (int i = 0; i < P; ++i) {
+      if (columns.has(i)) {
+        const int column = columns.first + i * H::kStep;
+        S x[V];
+        S sum[V];
+        unpack(tile_.pack(i), x);
+        unpack(residuals.pack(i), sum);
+        if (a.x_bias != nullptr) {
+          S bias[V];
+          unpack(load<V>(a.x_bias + column), bias);
 #pragma unroll
-    for (const S value : values) {
-      const S difference = value - from;
-      sum = fma(difference, difference, sum);
+          for (int j = 0; j < V; ++j) {
+            x[j] += bias[j];
+          }
+        }
+        if constexpr (N::kSource == Source::dropped_sum) {
+          drop_pack(x, begin + column, key, a.threshold, a.scale);
+        }
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          sum[j] += x[j];
+        }
+        const Pack<T, V> pack = pack_of<T>(sum);
+        store(a.sum + begin + column, pack);
+        tile_.set(i, pack);
+      }
     }
   }
-  return sum;
-}
 
-// Returns the mean of a row's differences from its shift, and Σ (x − shift − mean)², in all threads of the row.
+  /// Computes the shift from the first elements of the row. Call it once: elements in the type of sums are replaced by
+  /// their differences from the shift.
+  __device__ S find_shift(const Columns<H>& columns) {
+    if constexpr (!N::kCentered) {
+      return 0;
+    } else {
+      shift_ = H::kAdds ? shift_of_sum() : shift_of(first_.pack(0));
+      if constexpr (kInPlace) {
+#pragma unroll
+        for (int i = 0; i < P; ++i) {
+          const S from = columns.has(i) ? shift_ : S(0);
+          Pack<T, V> pack = tile_.pack(i);
+#pragma unroll
+          for (T& x : pack.at) {
+            x -= from;
+          }
+          tile_.set(i, pack);
+        }
+      }
+      return shift_;
+    }
+  }
+
+  /// Returns the differences of pack i from the shift; zeros if the pack is absent.
+  __device__ void differences(int i, const Columns<H>& columns, S (&values)[V]) const {
+    unpack(tile_.pack(i), values);
+    if constexpr (N::kCentered && !kInPlace) {
+      const S from = columns.has(i) ? shift_ : S(0);
+#pragma unroll
+      for (S& value : values) {
+        value -= from;
+      }
+    }
+  }
+
+  /// See RowTile::forget().
+  __device__ void forget() { tile_.forget(); }
+
+ private:
+  static constexpr bool kInPlace = std::is_same_v<T, S>;
+  using Tile = RowTile<T, V, P, /*kPacked=*/true>;
+
+  // Loads the packs that begin in the next `left` columns, with a policy for the L2 cache.
+  __device__ static void load_packs(const T* from, int left, [[maybe_unused]] std::uint64_t policy, Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      tile.set(i, {});
+      if (i * H::kStep < left) {
+        if constexpr (sizeof(T) * V == 8) {  // a double
+          tile.set(i, load<V>(from + i * H::kStep));
+        } else {
+          tile.set(i, load_streaming<V>(from + i * H::kStep, policy));
+        }
+      }
+    }
+  }
+
+  // The shift of a sum, whose first elements the group's first thread has.
+  __device__ S shift_of_sum() const {
+    const Pack<T, V>& mine = tile_.pack(0);
+    const S shift = shift_of(reinterpret_cast<const Pack<T, kFirst>&>(mine));
+    if constexpr (H::kGroup != Group::block) {
+      return __shfl_sync(kAllLanes, shift, 0, H::kLanes);
+    } else {
+      __shared__ S shared;
+      if (threadIdx.x == 0) {
+        shared = shift;
+      }
+      __syncthreads();
+      return shared;
+    }
+  }
+
+  Tile tile_;
+  RowTile<T, kFirst, 1, /*kPacked=*/true> first_;
+  S shift_ = 0;
+};
+
+/// Returns the row's moments in all threads of the group.
 template <class H, class S = typename H::S>
-__device__ Moments<S> find_moments(RowPacks<H>& row, const Place<H>& place,
-                                   const Forward<typename H::T, typename H::W>& a, TeamMeeting<H>& meeting) {
+__device__ MeanAndSquares<S> find_moments(const HeldRow<H>& row, const Columns<H>& columns,
+                                          const Forward<typename H::T, typename H::W>& a,
+                                          typename H::Threads& threads) {
   constexpr bool kCentered = H::N::kCentered;
-  constexpr bool kSquares = !kCentered || kOnePass<typename H::T, H::V>;
-  Moments<S> m = sum_differences<kSquares>(row, place);
-  if constexpr (kSquares) {
-    m = meeting.template sum<kCentered>(m, place);
-    if constexpr (kCentered) {
-      const S mean = m.a * a.in_row;
-      const S squares = fma(-m.a, mean, m.b);
-      m = {mean, squares < 0 ? S(0) : squares};
+  constexpr bool kOnePass = H::Moments::kOnePass;
+  // Calls f(i, differences) for each of the thread's packs.
+  const auto for_packs = [&](const auto& f) {
+#pragma unroll
+    for (int i = 0; i < H::P; ++i) {
+      S values[H::V];
+      row.differences(i, columns, values);
+      f(i, values);
     }
-    return m;
-  } else {
-    m.a *= reciprocal(static_cast<S>(place.elements()));
-    if constexpr (H::kEdges) {
-      if (place.edges) {
-        row.fill_edges(place, m.a);
+  };
+  S sum = 0;
+  S squares = 0;
+  for_packs([&](int, const S(&values)[H::V]) {
+#pragma unroll
+    for (const S value : values) {
+      if constexpr (kCentered) {
+        sum += value;
+      }
+      if constexpr (!kCentered || kOnePass) {
+        squares = fma(value, value, squares);
       }
     }
-    m.b = sum_squares(row, place, m.a);
-    return meeting.combine(m, place, a.in_row);
+  });
+  if constexpr (!kCentered) {
+    return {0, threads.all_reduce({squares}).at[0]};
+  } else if constexpr (kOnePass) {
+    const auto sums = threads.all_reduce({sum, squares});
+    const S mean = sums.at[0] * a.in_row;
+    const S about_mean = fma(-sums.at[0], mean, sums.at[1]);
+    return {mean, about_mean < 0 ? S(0) : about_mean};
+  } else {
+    const S count = static_cast<S>(columns.elements());
+    const S mean = sum * reciprocal(count);
+    for_packs([&](int i, const S(&values)[H::V]) {
+      const S from = columns.has(i) ? mean : S(0);
+#pragma unroll
+      for (const S value : values) {
+        squares = fma(value - from, value - from, squares);
+      }
+    });
+    const auto moments = threads.all_reduce({mean, squares, count});
+    return {moments.mean, moments.squares};
   }
 }
 
-// Computes a thread's part of a row whose squares overflow, or that is not finite. `mine`: whether the thread's own row
-// is such a row, and not only the row of other lanes of its warp.
+/// Computes a thread's part of a row whose squares overflow, or that is not finite. `mine`: whether the thread's own
+/// row is such a row, and not only the row of other lanes of its warp.
 template <class H, class T, class W>
 __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p,
-                                     typename Run<H>::Index row, int phase, bool mine) {
+                                     typename Rows<H>::Index row, bool mine) {
   using S = typename H::S;
   // Hides from the compiler that these values are the same as before. Otherwise it would keep what it has computed from
   // them in registers until here.
-  int lane = threadIdx.x;
-  asm volatile("" : "+r"(lane), "+r"(phase));
+  const int lane = opaque(static_cast<int>(threadIdx.x));
   S eps = a.eps;
   if constexpr (sizeof(S) == 4) {
     asm volatile("" : "+f"(eps));
   }
-  if constexpr (!H::kWarps && !H::kStays) {
-    row = Run<H>(p, a.rows, opaque(static_cast<int>(blockIdx.x))).first;
+  if constexpr (!H::kWarps && !H::kPersistent) {
+    row = Rows<H>(p, opaque(static_cast<int>(blockIdx.x))).first;
   }
   __syncwarp();  // this lane reads what other lanes have written of a sum
-  const Place<H> place(p, static_cast<int>(a.columns), lane, phase);
+  const Columns<H> columns(p, static_cast<int>(a.columns), lane);
   const T* const x_row = rows + (row < a.rows ? row : 0) * a.columns;
   const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-  const Moments<S> m = shrunk_moments<H::kLanes>(x_row, a.columns, shift, a.in_row);
+  const MeanAndSquares<S> m = shrunk_moments<H::kLanes>(x_row, a.columns, shift, a.in_row);
   if (!mine) {
     return;  // the lane was needed only for the shuffles
   }
-  const S rstd = rsqrt(m.b * a.in_row + eps * kShrink<S> * kShrink<S>);
+  const S rstd = rsqrt(m.squares * a.in_row + eps * kShrink<S> * kShrink<S>);
 #pragma unroll 1
   for (int i = 0; i < H::P * H::V; ++i) {
-    const int column = place.first - phase + i / H::V * H::kStep + i % H::V;
-    if (column >= 0 && column < place.columns - phase) {
-      const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
-      const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
-      const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-      a.y[row * a.columns + column] = static_cast<T>(fma((x - m.a) * rstd, w, b));
+    const int column = columns.first + i / H::V * H::kStep + i % H::V;
+    if (column < columns.end) {
+      write_shrunk_element(a, x_row, a.y + row * a.columns, column, shift, m.mean, rstd);
     }
   }
-  if (lane == 0 && place.rank == 0) {
-    write_statistics<typename H::N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, kShrink<S>);
+  if (lane == 0 && columns.slab == 0) {
+    write_statistics<typename H::N>(a, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
   }
 }
 
-// Computes a row of `rows` (x, or the sums) that its team holds in registers. kBoth: weight and bias are known to be
-// present. Lanes without a row help with shuffles.
-template <bool kBoth, class H, class T, class W, class S = typename H::S>
-__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, RowPacks<H>& packs,
-                              const Place<H>& place, const Parameters<H>& parameters, TeamMeeting<H>& meeting,
-                              typename Run<H>::Index row) {
-  constexpr bool kCentered = H::N::kCentered;
-  if constexpr (kCentered && H::kAdds) {
-    packs.share_first();
+/// Writes y of a thread's packs. kBoth: weight and bias are known to be present.
+template <bool kBoth, class H, class S>
+__device__ void write_packs(const HeldRow<H>& row, const Columns<H>& columns, S mean, S rstd,
+                            const typename H::Parameters& parameters, typename H::T* y) {
+  constexpr int kPart = H::Parameters::kPart;
+  const S offset = -mean * rstd;
+#pragma unroll
+  for (int i = 0; i < H::P; ++i) {
+    if (columns.has(i)) {
+      S values[H::V];
+      row.differences(i, columns, values);
+#pragma unroll
+      for (int part = 0; part < H::V; part += kPart) {
+        S w[kPart];
+        S b[kPart];
+        parameters.template at<kBoth>(i, part, w, b, 0);
+#pragma unroll
+        for (int j = 0; j < kPart; ++j) {
+          S& value = values[part + j];
+          value = H::N::kCentered ? fma(fma(value, rstd, offset), w[j], b[j]) : value * rstd * w[j];
+        }
+      }
+      const Pack<typename H::T, H::V> pack = pack_of<typename H::T>(values);
+      if constexpr (sizeof(pack) == 16) {
+        store_whole(y + i * H::kStep, pack);
+      } else {
+        store(y + i * H::kStep, pack);
+      }
+    }
   }
-  const S shift = packs.find_shift(place);
-  const Moments<S> m = find_moments(packs, place, a, meeting);
-  packs.forget();
-  const bool overflow = kCentered && !isfinite(m.b);
+}
+
+/// Computes a row of `rows` (x, or the sums) that its group holds in registers. kBoth: weight and bias are known to be
+/// present. Lanes without a row help with shuffles.
+template <bool kBoth, class H, class T, class W, class S = typename H::S>
+__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, HeldRow<H>& held,
+                              const Columns<H>& columns, const typename H::Parameters& parameters,
+                              typename H::Threads& threads, typename Rows<H>::Index row) {
+  constexpr bool kCentered = H::N::kCentered;
+  const S shift = held.find_shift(columns);
+  const MeanAndSquares<S> m = find_moments(held, columns, a, threads);
+  held.forget();
+  const bool overflow = kCentered && !isfinite(m.squares);
   if (kCentered && __any_sync(kAllLanes, overflow)) {
-    normalize_shrunk_row<H>(a, rows, p, row, place.phase, overflow);
+    normalize_shrunk_row<H>(a, rows, p, row, overflow);
     if (H::kLanes == kWarp) {
       return;  // all lanes have the same row
     }
   }
   if ((H::kLanes == kWarp || row < a.rows) && !overflow) {
-    const S rstd = rsqrt(m.b * a.in_row + a.eps);
-    if (threadIdx.x == 0 && place.rank == 0) {
-      write_statistics<typename H::N>(a, row, shift + m.a, mean_rounding(shift, m.a), rstd, S(1));
+    const S rstd = rsqrt(m.squares * a.in_row + a.eps);
+    if (threadIdx.x == 0 && columns.slab == 0) {
+      write_statistics<typename H::N>(a, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, S(1));
     }
-    T* const y = opaque(a.y + (row * a.columns - place.phase + place.first));
-    const auto write = [&]<bool kPresent>() {
-      if constexpr (H::V == 1) {
-        write_elements<kPresent>(packs, place, m.a, rstd, parameters, y);
-      } else if constexpr (!H::kEdges) {
-        write_packs<kPresent>(packs, place, m.a, rstd, parameters, y);
-      } else if (place.edges) {
-        write_packs_by_column<true>(packs, place, m.a, rstd, parameters, y);
-      } else {
-        write_packs_by_column<false>(packs, place, m.a, rstd, parameters, y);
-      }
-    };
-    kBoth || parameters.both() ? write.template operator()<true>() : write.template operator()<false>();
+    T* const y = opaque(a.y + (row * a.columns + columns.first));
+    if (kBoth || parameters.both()) {
+      write_packs<true>(held, columns, m.mean, rstd, parameters, y);
+    } else {
+      write_packs<false>(held, columns, m.mean, rstd, parameters, y);
+    }
   }
 }
 
-// Computes the rows of a run, one after another. The team loads its next row while it computes the current one.
+template <class H>
+__device__ typename H::Parameters parameters_of(const Forward<typename H::T, typename H::W>& a,
+                                                const Columns<H>& columns, [[maybe_unused]] unsigned char* memory) {
+  if constexpr (H::kShares) {
+    const auto of_slab = [&](const auto* parameter) {
+      return parameter == nullptr ? nullptr : parameter + columns.slab;
+    };
+    return {of_slab(a.weight), of_slab(a.bias), columns.first - columns.slab, columns.end - columns.slab, memory};
+  } else if constexpr (H::kSingleWave) {
+    return {a.weight, a.bias, columns.first, columns.packs()};
+  } else {
+    return {a.weight, a.bias, columns.first, a.columns};
+  }
+}
+
+/// Computes the rows of a group, one after another. It loads its next row while it computes the current one.
 template <class H, class T, class W>
-__device__ void normalize_run(const Forward<T, W>& a, const NormForwardPlan& p, const Run<H>& run,
-                              unsigned char* memory, TeamMeeting<H>& meeting) {
-  // Computed again for each row: registers that hold it would be spilled.
-  const auto place_of = [&](typename Run<H>::Index row) {
-    const unsigned begin = static_cast<unsigned>(row) * static_cast<unsigned>(a.columns);
-    return Place<H>(p, static_cast<int>(a.columns), opaque(static_cast<int>(threadIdx.x)),
-                    H::kEdges ? static_cast<int>(begin % H::V) : 0);
+__device__ void normalize_rows(const Forward<T, W>& a, const NormForwardPlan& p, const Rows<H>& rows,
+                               unsigned char* memory, typename H::Threads& threads) {
+  // Computed again for each row: registers that hold them would be spilled.
+  const auto columns = [&] {
+    return Columns<H>(p, static_cast<int>(a.columns), opaque(static_cast<int>(threadIdx.x)));
   };
-  [[maybe_unused]] __shared__ Pack<T, H::V> firsts[H::kMostThreads / kWarp];
-  const auto first_pack = [&]() -> Pack<T, H::V>& {
-    return firsts[(threadIdx.y * blockDim.x + opaque(static_cast<int>(threadIdx.x))) / kWarp];
+  HeldRow<H> next;
+  const auto load = [&](typename Rows<H>::Index row) {
+    next.load_from(a.x + row * a.columns, columns(), a.policy, row < a.rows);
   };
-  RowPacks<H> next;
-  const auto load = [&](typename Run<H>::Index row, const Place<H>& place) {
-    if constexpr (H::kEdges && H::N::kCentered) {
-      if (row < run.end) {
-        RowPacks<H>::copy_first(first_pack(), a.x + (row * a.columns - place.phase));
-      }
-    }
-    next.load_from(a.x + (row * a.columns - place.phase), place, a.policy, row < run.end, row + 1 == a.rows);
-  };
-  const Place<H> first = place_of(run.first);
-  load(run.first, first);
-  const Parameters<H> parameters(a, first, memory);
+  load(rows.first);
+  const typename H::Parameters parameters = parameters_of(a, columns(), memory);
   if constexpr (H::kShares) {
     __syncthreads();
   }
 #pragma unroll 1
-  for (auto row = run.first; row < run.end; row += run.step) {
-    RowPacks<H> packs = next;
-    if constexpr (H::kEdges && H::N::kCentered) {
-      packs.take_first(first_pack());
-    }
-    load(row + run.step, place_of(row + run.step));
-    Place<H> here = place_of(row);
-    here.find_edges();
-    normalize_row<true>(a, a.x, p, packs, here, parameters, meeting, row);
+  for (auto row = rows.first; row < a.rows; row += rows.step) {
+    HeldRow<H> held = next;
+    load(row + rows.step);
+    normalize_row<true>(a, a.x, p, held, columns(), parameters, threads, row);
   }
 }
 
-// Computes one row per team or, if blocks are persistent, one row after another.
+/// Computes one row per group or, if blocks are persistent, one row after another.
 template <class H, class N = typename H::N, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     norm_forward_held_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
-  __shared__ typename TeamMeeting<H>::Shared shared;
+  __shared__ typename H::Threads::Shared shared;
   extern __shared__ __align__(16) unsigned char memory[];
-  TeamMeeting<H> meeting(shared, p);
-  const Run<H> run(p, a.rows, static_cast<int>(blockIdx.x));
-  if constexpr (H::kStays) {
-    normalize_run<H>(a, p, run, memory, meeting);
+  typename H::Threads threads(shared, p.blocks);
+  const Rows<H> rows(p, static_cast<int>(blockIdx.x));
+  if constexpr (H::kPersistent) {
+    normalize_rows<H>(a, p, rows, memory, threads);
   } else {
-    const bool present = run.first < a.rows;
-    if (H::kTeam == Team::warp && !present) {
+    const bool present = rows.first < a.rows;
+    if (H::kGroup == Group::warp && !present) {
       return;  // if rows share a warp, its lanes without a row are needed for shuffles
     }
-    const Place<H> place(p, H::kLanes == kWarp || present ? static_cast<int>(a.columns) : 0, threadIdx.x, 0);
-    const std::int64_t begin = present ? run.first * a.columns : 0;
-    RowPacks<H> packs;
-    packs.load_from(a.x + begin, place, a.policy, true, false);
-    const Parameters<H> parameters(a, place, memory);
-    const T* rows = a.x;
+    const Columns<H> columns(p, H::kLanes == kWarp || present ? static_cast<int>(a.columns) : 0, threadIdx.x);
+    const std::int64_t begin = present ? rows.first * a.columns : 0;
+    HeldRow<H> held;
+    held.load_from(a.x + begin, columns, a.policy, true);
+    const typename H::Parameters parameters = parameters_of(a, columns, memory);
+    const T* source = a.x;
     if constexpr (H::kAdds) {
-      packs.add(addends, begin, place, a.policy);
-      rows = addends.sum;
+      held.add(addends, begin, columns, a.policy);
+      source = addends.sum;
     }
-    normalize_row<false>(a, rows, p, packs, place, parameters, meeting, run.first);
+    normalize_row<false>(a, source, p, held, columns, parameters, threads, rows.first);
   }
 }
 
 // On the host.
 
-// The number of persistent blocks to launch. With `wanted` blocks, each team would have a single row.
+/// The number of persistent blocks to launch. With `wanted` blocks, each group would have a single row.
 template <class H, class Kernel>
-unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, std::int64_t bytes,
-                        unsigned wanted) {
-  if constexpr (H::kTeam == Team::cluster) {
+unsigned persistent_grid(Kernel kernel, const NormForwardPlan& p, const cuda::Launch& launch, std::int64_t bytes,
+                         unsigned wanted) {
+  if constexpr (H::kGroup == Group::cluster) {
     return std::min<unsigned>(wanted, launch.resident(kernel));
-  }
-  const int resident = H::kShares ? launch.resident(kernel)
-                                  : H::kLeastBlocks * H::kMostThreads / p.threads * cuda::multiprocessor_count();
-  // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
-  if constexpr (!H::kShares) {
+  } else if constexpr (!H::kShares) {
+    const int resident = H::kLeastBlocks * H::kMostThreads / p.threads * cuda::multiprocessor_count();
     return blocks_of_turns(wanted, /*turns=*/4, resident);
   } else {
-    const bool is_long = H::kTeam == Team::block && p.threads > 128;
-    const bool many_bytes = bytes > 40 << 20;
-    const bool more = many_bytes && !is_long && (H::kTeam != Team::block || H::P > 2);
-    const unsigned most = resident * (more ? 4 : 1);
+    // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
+    const bool is_long = H::kGroup == Group::block && p.threads > 128;
+    const bool more = bytes > 40 << 20 && !is_long && (H::kGroup != Group::block || H::P > 2);
+    const unsigned most = launch.resident(kernel) * (more ? 4 : 1);
     if (is_long && wanted > most && wanted < 32 * most) {  // about the same number of rows for each block
       const unsigned rows = (wanted + most - 1) / most;
       return (wanted + rows - 1) / rows;
@@ -268,129 +521,57 @@ unsigned staying_blocks(Kernel kernel, const NormForwardPlan& p, const cuda::Lau
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
-  const int shared_bytes = Parameters<H>::bytes(H::kEdges                   ? p.threads
-                                                : H::kTeam == Team::cluster ? p.slab
-                                                                            : static_cast<int>(a.columns));
-  cuda::Launch launch(p.blocks, dim3(p.threads, p.teams), shared_bytes);
+  int shared_bytes = 0;
+  if constexpr (H::kShares) {
+    shared_bytes = H::Parameters::bytes(H::kGroup == Group::cluster ? p.slab : static_cast<int>(a.columns));
+  }
+  cuda::Launch launch(p.blocks, dim3(p.threads, p.groups), shared_bytes);
   launch.cluster(p.blocks);
-  const std::int64_t wanted = (a.rows + p.teams - 1) / p.teams;
+  const std::int64_t wanted = (a.rows + p.groups - 1) / p.groups;
   check(wanted <= INT_MAX / 2, "norm: {} rows are too many", a.rows);
   auto blocks = static_cast<unsigned>(wanted);
-  if constexpr (H::kStays) {
-    blocks = staying_blocks<H>(kernel, p, launch, a.rows * a.columns * static_cast<int>(sizeof(T)), blocks);
+  if constexpr (H::kPersistent) {
+    blocks = persistent_grid<H>(kernel, p, launch, a.rows * a.columns * static_cast<int>(sizeof(T)), blocks);
   }
-  constexpr const char* kName = H::kEdges                   ? "norm_forward_held_kernel<edges>"
-                                : H::kTeam == Team::cluster ? "norm_forward_held_kernel<cluster>"
-                                : H::kStays                 ? "norm_forward_held_kernel<stays>"
-                                : H::kFew                   ? "norm_forward_held_kernel<few>"
-                                : H::kTeam == Team::block   ? "norm_forward_held_kernel<block>"
+  constexpr const char* kName = H::kGroup == Group::cluster ? "norm_forward_held_kernel<cluster>"
+                                : H::kPersistent            ? "norm_forward_held_kernel<persistent>"
+                                : H::kSingleWave            ? "norm_forward_held_kernel<single_wave>"
+                                : H::kGroup == Group::block ? "norm_forward_held_kernel<block>"
                                                             : "norm_forward_held_kernel<warp>";
   launch.grid(blocks * p.blocks).run(kernel, kName, a, addends, p);
 }
 
-// Launches the kernel that the plan has chosen, if its team is kTeam (of kLanes lanes, unless it is a block), and P
-// includes its number of packs. Returns whether it did.
-template <class N, class T, class W, int V, Team kTeam, int kLanes, int... P>
-bool launch_one_of(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
-  const auto launch_packs = [&]<int kPacks>() {
-    using Many = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::many>;
-    using Few = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::few>;
-    using Staying = HeldShape<N, T, W, kTeam, kLanes, V, kPacks, Blocks::stay>;
-    constexpr bool kHasFew = sizeof(T) <= 4 && kPacks > 1;
-    constexpr bool kCluster = kTeam == Team::cluster;
-    constexpr bool kMayStay = kCluster || (!Staying::kAdds && sizeof(T) <= 4 && V >= 4 && N::kCentered &&
-                                           (Staying::kShares || (kTeam == Team::block && kPacks == 2)));
-    constexpr bool kMustStay = kMayStay && kTeam != Team::block;  // except clusters, if there are few rows
-    if constexpr (kHasFew && (kCluster || !kMustStay)) {
-      if (p.few) {
-        return launch<Few>(a, addends, p);
-      }
-    }
-    if constexpr (kMayStay) {
-      if (kMustStay || p.stays) {
-        return launch<Staying>(a, addends, p);
-      }
-    }
-    if constexpr (!kMustStay) {
-      launch<Many>(a, addends, p);
-    }
-  };
-  const bool same_team = p.team == kTeam && (kTeam == Team::block || kTeam == Team::cluster || p.threads == kLanes);
-  return same_team && ((p.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
-}
+/// The kernels for a kind of norm.
+template <class T, int V, bool kCentered, bool kAdds>
+using HeldKernels = std::conditional_t<
+    V == 1, norm_forward_kernels::HeldUnaligned,
+    std::conditional_t<
+        sizeof(T) == 8, norm_forward_kernels::HeldOfFloat64,
+        std::conditional_t<
+            sizeof(T) == 2,
+            std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOf16Bits, norm_forward_kernels::HeldOf16Bits>,
+            std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOfFloat32,
+                               std::conditional_t<kCentered, norm_forward_kernels::HeldOfFloat32,
+                                                  norm_forward_kernels::HeldOfFloat32NotCentered>>>>>;
 
-// The same for rows with edges.
-template <class N, class T, class W>
-bool launch_edges(const Forward<T, W>& a, const NormForwardPlan& p) {
-  if constexpr (N::kSource == Source::x && sizeof(T) <= 4) {
-    const auto one_of = [&]<Team kTeam, int... P>() {
-      const auto launch_packs = [&]<int kPacks>() {
-        launch<HeldShape<N, T, W, kTeam, kWarp, 16 / sizeof(T), kPacks, Blocks::stay_with_edges>>(a, NoAddends{}, p);
-        return true;
-      };
-      return p.team == kTeam && ((p.packs == P && launch_packs.template operator()<P>()) || ...);
-    };
-    if constexpr (sizeof(T) == 4) {
-      return one_of.template operator()<Team::cluster, 4, 8>();
-    } else if constexpr (N::kCentered) {
-      return one_of.template operator()<Team::warp, 6>() || one_of.template operator()<Team::block, 3, 4>() ||
-             one_of.template operator()<Team::cluster, 4>();
-    } else {
-      return one_of.template operator()<Team::warp, 6>() || one_of.template operator()<Team::block, 3, 4>() ||
-             one_of.template operator()<Team::cluster, 2, 4>();
-    }
-  }
-  return false;
-}
-
-// Launches the kernel that the plan has chosen.
-template <class N, class T, class W>
+/// Launches the kernel that the plan has chosen.
+template <int V, class N, class T, class W>
 void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
-  constexpr bool kAdds = N::kSource != Source::x;
-  const auto one_of = [&]<int V, Team kTeam, int kLanes, int... P>() {
-    return p.pack == V && launch_one_of<N, T, W, V, kTeam, kLanes, P...>(a, addends, p);
-  };
-  bool done = false;
-  if (p.edges) {
-    done = launch_edges<N>(a, p);
-  } else if constexpr (sizeof(T) == 2) {
-    done = one_of.template operator()<8, Team::warp, kWarp, 3, 4>() ||
-           one_of.template operator()<8, Team::block, kWarp, 2, 3, 4>();
-    if constexpr (kAdds) {
-      done = done || one_of.template operator()<8, Team::lanes, 8, 1>() ||
-             one_of.template operator()<8, Team::lanes, 16, 1>() ||
-             one_of.template operator()<8, Team::warp, kWarp, 1, 2>();
-    } else {
-      done = done || one_of.template operator()<8, Team::cluster, kWarp, 2, 4>() ||
-             one_of.template operator()<2, Team::block, kWarp, 6, 8, 12>() ||  // words
-             one_of.template operator()<2, Team::cluster, kWarp, 16>() ||
-             one_of.template operator()<1, Team::block, kWarp, 8, 12, 16>() ||  // single elements
-             one_of.template operator()<1, Team::cluster, kWarp, 16>();
-    }
-  } else if constexpr (sizeof(T) == 4) {
-    if constexpr (kAdds) {
-      done = one_of.template operator()<4, Team::lanes, 8, 2>() ||
-             one_of.template operator()<4, Team::warp, kWarp, 1, 2, 3, 4>() ||
-             one_of.template operator()<4, Team::block, kWarp, 2, 4>();
-    } else {
-      if constexpr (N::kCentered) {
-        done = one_of.template operator()<4, Team::warp, kWarp, 3, 4>() ||
-               one_of.template operator()<4, Team::block, kWarp, 2>();
+  using Kernels = HeldKernels<T, V, N::kCentered, N::kSource != Source::x>;
+  const bool found = Kernels::call(p.shape, [&]<RowKernel kShape>() {
+    const auto with = [&]<Schedule kSchedule>() {
+      using H = HeldShape<N, T, W, V, kShape, kSchedule>;
+      if constexpr (has_schedule(H::kKind, kShape, kSchedule)) {
+        launch<H>(a, addends, p);
       }
-      done = done || one_of.template operator()<4, Team::block, kWarp, 4, 8>() ||
-             one_of.template operator()<4, Team::cluster, kWarp, 4, 8>() ||
-             one_of.template operator()<1, Team::block, kWarp, 8, 16>() ||
-             one_of.template operator()<1, Team::cluster, kWarp, 16>();
+    };
+    switch (p.schedule) {
+      case Schedule::single_wave: return with.template operator()<Schedule::single_wave>();
+      case Schedule::many_waves: return with.template operator()<Schedule::many_waves>();
+      case Schedule::persistent: return with.template operator()<Schedule::persistent>();
     }
-  } else {
-    done = one_of.template operator()<2, Team::lanes, 8, 4>() ||
-           one_of.template operator()<2, Team::warp, kWarp, 2, 4, 8>() ||
-           one_of.template operator()<2, Team::block, kWarp, 1, 2, 4, 8>() ||
-           one_of.template operator()<1, Team::lanes, 8, 8>() ||
-           one_of.template operator()<1, Team::warp, kWarp, 4, 8, 16>() ||
-           one_of.template operator()<1, Team::block, kWarp, 8, 16>();
-  }
-  check(done, "norm: there is no forward that holds {} packs of {} columns a thread", p.packs, p.pack);
+  });
+  check(found, "norm: no forward holds {} packs of {} columns a thread", p.shape.packs, V);
 }
 
 }  // namespace

@@ -42,10 +42,9 @@ class LoopedRow {
     }
   }
 
-  /// Returns the sum of term(difference) over the row, with the same bits in each thread. `warps` is shared memory for
-  /// the sum of each warp.
-  template <class F>
-  __device__ S sum_of(S* warps, const F& term) const {
+  /// Returns the sum of term(difference) over the row, with the same bits in each thread.
+  template <class Threads, class F>
+  __device__ S sum_of(Threads& threads, const F& term) const {
     S sum = 0;
     for_packs([&](std::int64_t, const S(&x)[V]) {
 #pragma unroll
@@ -53,13 +52,7 @@ class LoopedRow {
         sum += term(x[j]);
       }
     });
-    __syncthreads();  // all threads have read the previous sum
-    const S warp = sum_lanes<kWarp>(sum);
-    if (threadIdx.x % kWarp == 0) {
-      warps[threadIdx.x / kWarp] = warp;
-    }
-    __syncthreads();
-    return sum_lanes<kForwardBlock / kWarp>(warps[threadIdx.x % (kForwardBlock / kWarp)]);
+    return threads.all_reduce({sum}).at[0];
   }
 
  private:
@@ -72,7 +65,9 @@ class LoopedRow {
 template <class N, class T, class W, int V>
 __global__ void __launch_bounds__(kForwardBlock, 1) norm_forward_looped_kernel(const Forward<T, W> a) {
   using S = Accumulate<T>;
-  __shared__ S warps[kForwardBlock / kWarp];
+  using Threads = RowGroup<RowSums<S, 1>, Group::block, kWarp, /*kSeveral=*/false, /*kBuffers=*/2>;
+  __shared__ typename Threads::Shared shared;
+  Threads threads(shared);
   for (std::int64_t i = blockIdx.x; i < a.rows; i += gridDim.x) {
     LoopedRow<T, W, V> row(a.x + i * a.columns, a.columns);
     S mean = 0;
@@ -81,15 +76,15 @@ __global__ void __launch_bounds__(kForwardBlock, 1) norm_forward_looped_kernel(c
       row.scale_by(1);
 #pragma unroll 1
       while (true) {
-        mean = row.sum_of(warps, [](S x) { return x; }) * a.in_row;
-        squares = row.sum_of(warps, [&](S x) { return (x - mean) * (x - mean); });
+        mean = row.sum_of(threads, [](S x) { return x; }) * a.in_row;
+        squares = row.sum_of(threads, [&](S x) { return (x - mean) * (x - mean); });
         if (row.scale() != 1 || isfinite(squares)) {
           break;
         }
         row.scale_by(kShrink<S>);
       }
     } else {
-      squares = row.sum_of(warps, [](S x) { return x * x; });
+      squares = row.sum_of(threads, [](S x) { return x * x; });
     }
     const S rstd = rsqrt(squares * a.in_row + a.eps * row.scale() * row.scale());
     row.for_packs([&](std::int64_t column, S(&x)[V]) {

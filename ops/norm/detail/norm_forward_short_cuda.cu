@@ -4,54 +4,48 @@
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
+#include <mica/ops/norm/detail/norm_forward_parameters_cuda.cuh>
 
-// Forward for short rows, which some or all lanes of a warp hold in registers:
+// Forward for short aligned rows, which some or all lanes of a warp hold in registers:
 //
 //   x ──packs, a step ahead──▶ differences from the row's first element ──▶ mean ──▶ squares
 //                                                │                                      │
 //                                                └────── · rstd, weight, bias ◀─────────┘──▶ y
 //
 // For such rows, the instructions count, not only the memory: blocks are persistent, so that weight and bias of a
-// thread's columns stay in registers, and if a lane has only one or two packs of a row, it computes several rows per
-// step. The lanes that share a row are a team. If there are so few rows that some multiprocessors would have none, each
-// team has a single row instead.
-//
-// Packs have 16 bytes if rows are aligned to that. Other rows are accessed by words of 4 bytes or, if they have an odd
-// number of 16-bit elements, by single elements.
+// thread's columns stay in registers, and if a lane has only one or two packs of a row, its group computes several rows
+// per step. If there are so few rows that some multiprocessors would have none, each group has a single row instead.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// The template arguments of the kernel, and constants that follow from them. A lane has P packs of V columns. With
-// kFew, each team has a single row.
-template <class N_, class T_, class W_, int V_, int kLanes_, int P_, bool kFew_ = false>
+/// The template arguments of the kernel, and constants that follow from them. A lane has P packs of V columns. With
+/// kSingle, each group has a single row.
+template <class N_, class T_, class W_, RowKernel kShape, bool kSingle_>
 struct ShortShape {
   using N = N_;
   using T = T_;
   using W = W_;
   using S = Accumulate<T>;
-  static constexpr int kLanes = kLanes_;
-  static constexpr int P = P_;
-  static constexpr int V = V_;
-  static constexpr int kPackBytes = V * sizeof(T);
-  static constexpr bool kAligned = kPackBytes == 16;
-  static constexpr int kStep = kLanes * V;       // columns from one pack of a lane to the next
-  static constexpr int kTeams = kWarp / kLanes;  // per warp
-  static constexpr bool kFew = kFew_;
-  static constexpr int kRows = kFew ? 1 : most_rows_per_step(kPackBytes, V, P);  // of a team, per step
-  static constexpr int kWarpRows = kTeams * kRows;                               // per step
-  static constexpr int kSure = P - most_empty_packs(kPackBytes, P);              // packs that each lane has
+  static constexpr int kLanes = kShape.lanes;
+  static constexpr int P = kShape.packs;
+  static constexpr int V = 16 / sizeof(T);
+  static constexpr int kStep = kLanes * V;        // columns from one pack of a lane to the next
+  static constexpr int kGroups = kWarp / kLanes;  // per warp
+  static constexpr bool kSingle = kSingle_;
+  static constexpr int kRows = kSingle ? 1 : rows_per_step(P);  // of a group, per step
+  static constexpr int kWarpRows = kGroups * kRows;             // per step
   // Whether weight and bias are in shared memory, since they would need too many registers.
-  static constexpr bool kShares = kAligned && sizeof(W) > sizeof(T) && P >= 3;
+  static constexpr bool kShares = sizeof(W) > sizeof(T) && P >= 3;
+  using Parameters = std::conditional_t<kShares, SharedParameters<W, V, kLanes, N::kCentered>,
+                                        KeptParameters<W, V, P, kStep, N::kCentered>>;
 
   // How many blocks must fit on a multiprocessor (__launch_bounds__).
   static constexpr int kLeastBlocks = [] {
-    // This step's rows, and the next one's as they were loaded.
-    constexpr int kRowWords = kRows * P * (V + (kPackBytes + 3) / 4);
-    constexpr int kParameters = P * ((V * static_cast<int>(sizeof(W)) + 3) / 4) * (N::kCentered ? 2 : 1);
-    constexpr int kParameterWords = kShares ? 8 : kParameters;
-    constexpr int kOther = (N::kCentered ? 46 : 34) - (kAligned ? 0 : 8);
+    constexpr int kRowWords = kRows * P * (V + 4);  // this step's rows, and the next one's as they were loaded
+    constexpr int kParameterWords = kShares ? 8 : P * (V * static_cast<int>(sizeof(W)) / 4) * (N::kCentered ? 2 : 1);
+    constexpr int kOther = N::kCentered ? 46 : 34;
     return 65536 / kShortBlock / ((kRowWords + kParameterWords + kOther + 7) / 8 * 8);
   }();
 };
@@ -79,9 +73,8 @@ class ShortRows {
   static constexpr int V = H::V;
   static constexpr int P = H::P;
   static constexpr int kRows = H::kRows;
-  static constexpr int kTeams = H::kTeams;
-  // A pack as it is loaded. After a branch, the compiler would split packs of 16-bit elements.
-  using Bits = std::conditional_t<H::kAligned, uint4, std::conditional_t<H::kPackBytes == 4, unsigned, std::uint16_t>>;
+  static constexpr int kGroups = H::kGroups;
+  using Parameters = typename H::Parameters;
 
  public:
   __device__ explicit ShortRows(const Forward<T, W>& a)
@@ -89,7 +82,7 @@ class ShortRows {
         rows_(static_cast<int>(a.rows)),
         row_bytes_(static_cast<int>(a.columns * static_cast<int>(sizeof(T)))),
         lane_(static_cast<int>(threadIdx.x) % H::kLanes),
-        packs_(packs_of(static_cast<int>(a.columns))) {
+        packs_(P - 1 + ((lane_ + (P - 1) * H::kLanes) * V < static_cast<int>(a.columns))) {
     // Hides how it was computed. Otherwise the compiler multiplies by the 64-bit number of columns.
     asm("" : "+r"(row_bytes_));
   }
@@ -97,10 +90,10 @@ class ShortRows {
   __device__ void run(unsigned char* memory) {
     constexpr int kWarps = kShortBlock / kWarp;
     const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / kWarp);
-    const int team = static_cast<int>(threadIdx.x) % kWarp / H::kLanes;
+    const int group = static_cast<int>(threadIdx.x) % kWarp / H::kLanes;
     const int step = static_cast<int>(gridDim.x) * kWarps * H::kWarpRows;
-    Bits next[kRows][P];
-    int row = warp * H::kWarpRows + team;
+    uint4 next[kRows][P];  // after a branch, the compiler would split packs of 16-bit elements
+    int row = warp * H::kWarpRows + group;
     if constexpr (H::kShares) {  // filling shared memory waits for loads
       load_rows(row, next);
     }
@@ -110,7 +103,7 @@ class ShortRows {
     } else {
       load_rows(row, next);
     }
-    if (row - team >= rows_) {
+    if (row - group >= rows_) {
       return;
     }
 #pragma unroll 1
@@ -123,53 +116,38 @@ class ShortRows {
           unpack(reinterpret_cast<const Pack<T, V>&>(next[r][i]), x[r][i]);
         }
       }
-      if constexpr (!H::kFew) {
+      if constexpr (!H::kSingle) {
         load_rows(row + step, next);
       }
-      normalize(row, row - team + H::kWarpRows <= rows_, x, parameters);
+      normalize(row, row - group + H::kWarpRows <= rows_, x, parameters);
       row += step;
-    } while (!H::kFew && row - team < rows_);
+    } while (!H::kSingle && row - group < rows_);
   }
 
  private:
-  using Parameters =
-      std::conditional_t<H::kShares, SharedParameters<W, V, H::kLanes, kCentered>, KeptParameters<W, V, P, H::kStep>>;
-  __device__ Parameters parameters_of(unsigned char* memory) const {
-    const W* const bias = kCentered ? a_.bias : nullptr;
+  __device__ Parameters parameters_of([[maybe_unused]] unsigned char* memory) const {
     if constexpr (H::kShares) {
-      return {a_.weight, bias, lane_ * V, static_cast<int>(a_.columns), memory};
+      return {a_.weight, a_.bias, lane_ * V, static_cast<int>(a_.columns), memory};
     } else {
-      return {a_.weight, bias, lane_ * V, packs_};
+      return {a_.weight, a_.bias, lane_ * V, packs_};
     }
   }
 
   // Gets weight and bias of pack i.
   __device__ static void get(const Parameters& parameters, int i, int row, S (&w)[V], S (&b)[V]) {
-    if constexpr (H::kShares) {
-      constexpr int kPart = Parameters::kPart;
+    constexpr int kPart = Parameters::kPart;
 #pragma unroll
-      for (int part = 0; part < V; part += kPart) {
-        S(&w_part)[kPart] = reinterpret_cast<S(&)[kPart]>(w[part]);
-        S(&b_part)[kPart] = reinterpret_cast<S(&)[kPart]>(b[part]);
-        parameters.template at<true>(i, part, w_part, b_part);
-      }
-    } else {
-      parameters.at(i, row, w, b);
+    for (int part = 0; part < V; part += kPart) {
+      S(&w_part)[kPart] = reinterpret_cast<S(&)[kPart]>(w[part]);
+      S(&b_part)[kPart] = reinterpret_cast<S(&)[kPart]>(b[part]);
+      parameters.template at<true>(i, part, w_part, b_part, row);
     }
   }
 
-  // Row number r of the team in the step whose first row is `row`.
-  __device__ static int number(int row, int r) { return row + r * kTeams; }
-  // The number of packs that the lane has.
-  __device__ int packs_of(int columns) const {
-    int packs = H::kSure;
-#pragma unroll
-    for (int i = H::kSure; i < P; ++i) {
-      packs += (lane_ + i * H::kLanes) * V < columns;
-    }
-    return packs;
-  }
-  __device__ bool has(int i) const { return i < H::kSure || i < packs_; }
+  // Row number r of the group in the step whose first row is `row`.
+  __device__ static int number(int row, int r) { return row + r * kGroups; }
+  // Whether the lane has pack i. It always has all but the last.
+  __device__ bool has(int i) const { return i < P - 1 || i < packs_; }
   // The lane's first element of a row.
   template <class U>
   __device__ U* at(U* matrix, int row) const {
@@ -178,17 +156,17 @@ class ShortRows {
   }
 
   // Loads the packs of a step. Absent ones are zeros.
-  __device__ void load_rows(int row, Bits (&packs)[kRows][P]) const {
+  __device__ void load_rows(int row, uint4 (&packs)[kRows][P]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const bool present = number(row, r) < rows_;
       const T* const from = opaque(at(a_.x, number(row, r)));
 #pragma unroll
       for (int i = 0; i < P; ++i) {
-        packs[r][i] = Bits{};
+        packs[r][i] = uint4{};
         if (present && has(i)) {
           const Pack<T, V> pack = load_streaming<V>(from + i * H::kStep, a_.policy);
-          packs[r][i] = reinterpret_cast<const Bits&>(pack);
+          packs[r][i] = reinterpret_cast<const uint4&>(pack);
         }
       }
     }
@@ -310,8 +288,24 @@ class ShortRows {
       for (; left != 0; left &= left - 1) {
         const int other = __shfl_sync(kAllLanes, number(row, r), __ffs(left) - 1);
         __syncwarp();  // other lanes have written this row, too
-        write_shrunk_row<N, kWarp>(a_, other, a_.y + std::int64_t{other} * a_.columns);
+        write_shrunk_row(other);
       }
+    }
+  }
+
+  // Computes such a row: the warp reads x again.
+  __device__ void write_shrunk_row(int row) const {
+    const T* const x_row = a_.x + std::int64_t{row} * a_.columns;
+    const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
+    const MeanAndSquares<S> m = shrunk_moments<kWarp>(x_row, a_.columns, shift, a_.in_row);
+    const S rstd = rsqrt(m.squares * a_.in_row + a_.eps * kShrink<S> * kShrink<S>);
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll 1
+    for (int column = lane; column < static_cast<int>(a_.columns); column += kWarp) {
+      write_shrunk_element(a_, x_row, a_.y + std::int64_t{row} * a_.columns, column, shift, m.mean, rstd);
+    }
+    if (lane == 0) {
+      write_statistics<N>(a_, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
     }
   }
 
@@ -332,9 +326,10 @@ __global__ void __launch_bounds__(kShortBlock, H::kLeastBlocks) norm_forward_sho
 
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a) {
-  const auto kernel = norm_forward_short_kernel<H>;
-  const int bytes =
-      H::kShares ? SharedParameters<W, H::V, H::kLanes, H::N::kCentered>::bytes(static_cast<int>(a.columns)) : 0;
+  int bytes = 0;
+  if constexpr (H::kShares) {
+    bytes = H::Parameters::bytes(static_cast<int>(a.columns));
+  }
   cuda::Launch launch(1, kShortBlock, bytes);
   const int resident = H::kLeastBlocks * cuda::multiprocessor_count();
   constexpr std::int64_t kBlockRows = kShortBlock / kWarp * H::kWarpRows;
@@ -342,47 +337,29 @@ void launch(const Forward<T, W>& a) {
   for (std::int64_t begin = 0; begin < a.rows; begin += kMostRows) {
     const Forward<T, W> part = rows_of(a, begin, std::min(kMostRows, a.rows - begin));
     const std::int64_t wanted = (part.rows + kBlockRows - 1) / kBlockRows;
-    const auto blocks = H::kFew ? static_cast<unsigned>(wanted) : blocks_of_turns(wanted, /*turns=*/6, resident);
-    launch.grid(blocks).run(kernel, "norm_forward_short_kernel", part);
+    const auto blocks = H::kSingle ? static_cast<unsigned>(wanted) : blocks_of_turns(wanted, /*turns=*/6, resident);
+    launch.grid(blocks).run(norm_forward_short_kernel<H>, "norm_forward_short_kernel", part);
   }
 }
+
+template <class T, bool kCentered>
+using ShortKernels = std::conditional_t<sizeof(T) == 2, norm_forward_kernels::ShortOf16Bits,
+                                        std::conditional_t<kCentered, norm_forward_kernels::ShortOfFloat32,
+                                                           norm_forward_kernels::ShortOfFloat32NotCentered>>;
 
 }  // namespace
 
 void forward_short(const NormForward& args, const NormForwardPlan& plan) {
   on_norm_with_packs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
-    const auto one_of = [&]<int V, int kLanes, int... P>() {
-      const auto launch_packs = [&]<int kPacks>() {
-        if constexpr (most_rows_per_step(V * sizeof(T), V, kPacks) > 1) {
-          if (plan.few) {
-            return launch<ShortShape<N, T, W, V, kLanes, kPacks, /*kFew=*/true>>(a);
-          }
+    const bool found = ShortKernels<T, N::kCentered>::call(plan.shape, [&]<RowKernel kShape>() {
+      if constexpr (rows_per_step(kShape.packs) > 1) {
+        if (plan.schedule == Schedule::single_wave) {
+          return launch<ShortShape<N, T, W, kShape, /*kSingle=*/true>>(a);
         }
-        launch<ShortShape<N, T, W, V, kLanes, kPacks>>(a);
-      };
-      return plan.pack == V && plan.threads == kLanes &&
-             ((plan.packs == P && (launch_packs.template operator()<P>(), true)) || ...);
-    };
-    bool done;
-    if constexpr (sizeof(T) == 2) {
-      done = one_of.template operator()<8, 8, 1, 2, 3>() || one_of.template operator()<8, 16, 2, 3>() ||
-             one_of.template operator()<8, 32, 2>() ||  // packs of 16 bytes
-             one_of.template operator()<2, 8, 2, 4>() || one_of.template operator()<2, 16, 3, 4>() ||
-             one_of.template operator()<2, 32, 3, 4, 6, 8, 12, 16>() ||  // words
-             one_of.template operator()<1, 8, 2, 4, 6>() || one_of.template operator()<1, 16, 4, 6, 8>() ||
-             one_of.template operator()<1, 32, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32>();
-    } else {
-      done = one_of.template operator()<4, 8, 1, 2>() || one_of.template operator()<4, 16, 2>() ||
-             one_of.template operator()<4, 32, 2>() ||  // packs of 16 bytes
-             one_of.template operator()<1, 8, 2, 4, 6, 8>() || one_of.template operator()<1, 16, 6, 8>() ||
-             one_of.template operator()<1, 32, 6, 8, 10, 12, 14, 16>();
-      if constexpr (N::kCentered) {
-        done = done || one_of.template operator()<1, 32, 20, 24, 28, 32>();
-      } else {
-        done = done || one_of.template operator()<4, 32, 3, 4, 5, 6, 7, 8>();
       }
-    }
-    check(done, "norm: there is no forward for short rows with {} packs for {} lanes", plan.packs, plan.threads);
+      launch<ShortShape<N, T, W, kShape, /*kSingle=*/false>>(a);
+    });
+    check(found, "norm: no forward for short rows has {} packs for {} lanes", plan.shape.packs, plan.threads);
   });
 }
 

@@ -1,0 +1,91 @@
+#pragma once
+
+// The mean and the sum of squares of a row, from the parts that its threads have.
+
+#include <type_traits>
+
+#include <mica/ops/rows/row_group.cuh>
+#include <mica/ops/rows/row_tile.cuh>
+
+namespace mica::kernels::norm_cuda {
+
+template <class S>
+__device__ S reciprocal(S n) {
+  return n > 0 ? S(1) / n : S(0);
+}
+
+/// The mean of `count` elements, relative to the row's shift, and Σ (x − shift − mean)². They are combined by Chan's
+/// formula.
+template <class S>
+struct Moments {
+  using Number = S;
+  static constexpr int kNumbers = 3;
+
+  S mean;
+  S squares;
+  S count;
+
+  __device__ Moments empty() const { return {0, 0, 0}; }
+  template <class F>
+  __device__ void for_numbers(const F& f) {
+    f(0, mean);
+    f(1, squares);
+    f(2, count);
+  }
+  __device__ void join(const Moments& other) {
+    const S total = count + other.count;
+    const S difference = other.mean - mean;
+    const S share = other.count * reciprocal(total);
+    mean = fma(difference, share, mean);
+    squares += fma(difference * difference, count * share, other.squares);
+    count = total;
+  }
+  template <int kLanes>
+  __device__ Moments over_lanes() const {
+    const S total = cuda::sum_lanes<kLanes>(count);
+    const S all = cuda::sum_lanes<kLanes>(count * mean) * reciprocal(total);
+    const S difference = mean - all;
+    return {all, cuda::sum_lanes<kLanes>(fma(count * difference, difference, squares)), total};
+  }
+};
+
+/// A row's mean relative to its shift, and Σ (x − shift − mean)².
+template <class S>
+struct MeanAndSquares {
+  S mean;
+  S squares;
+};
+
+/// How the moments of a row are computed: relative to a shift that is close to its elements, in one pass or two.
+///
+/// - In one pass, for packs of 16-bit elements: Σ (x − shift) and Σ (x − shift)². With the mean of the row's first 8
+///   elements as the shift, the latter is at most 1 + N / 8 times as large as Σ (x − mean)², which is the part of it
+///   that remains in the variance. So float32 keeps far more than 16 bits of that part.
+/// - In two passes, for other elements: each thread's mean of x − shift, and then its Moments.
+///
+/// Norms that are not centered need only Σ x². Their shift is 0.
+template <class T, int V, bool kCentered>
+struct MomentsOf {
+  using S = Accumulate<T>;
+  static constexpr bool kOnePass = sizeof(T) == 2 && V > 1;
+  // The number of elements at the beginning of a row whose mean is the row's shift.
+  static constexpr int kFirst = kOnePass ? 8 : 1;
+  using Value = std::conditional_t<!kCentered, rows::RowSums<S, 1>,
+                                   std::conditional_t<kOnePass, rows::RowSums<S, 2>, Moments<S>>>;
+};
+
+/// The shift of a row whose first elements are `first`: the mean of these elements.
+template <class T, int V>
+__device__ Accumulate<T> shift_of(const rows::Pack<T, V>& first) {
+  using S = Accumulate<T>;
+  S values[V];
+  cuda::unpack(first, values);
+  S shift = 0;
+#pragma unroll
+  for (const S value : values) {
+    shift = fma(value, S(1.0 / V), shift);
+  }
+  return shift;
+}
+
+}  // namespace mica::kernels::norm_cuda

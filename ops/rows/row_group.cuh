@@ -1,0 +1,192 @@
+#pragma once
+
+// How the threads that share a row combine what each of them has computed from its part:
+//
+//     lanes ──shuffles──▶ warps ──shared memory, or that of all blocks of the cluster──▶ the same bits in all threads
+
+#include <cstdint>
+
+#include <mica/core/cuda/ptx.cuh>
+#include <mica/core/cuda/reduce.cuh>
+#include <mica/ops/rows/row_plan.h>
+
+namespace mica::kernels::rows {
+
+using cuda::kAllLanes;
+using cuda::kWarp;
+
+/// One or more sums over a row. This is also an example of a Value, which RowGroup reduces. A Value has
+///     Number, kNumbers             // of what it consists: floats or doubles
+///     for_numbers(f)               // calls f(k, number) for each of them
+///     empty()                      // the neutral element
+///     join(other)                  // adds the result of another part of the row
+///     over_lanes<kLanes>()         // combines those of neighboring lanes, with the same bits in each lane
+template <class S, int kSums>
+struct RowSums {
+  using Number = S;
+  static constexpr int kNumbers = kSums;
+
+  S at[kSums];
+
+  __device__ RowSums empty() const { return {}; }
+  template <class F>
+  __device__ void for_numbers(const F& f) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+      f(k, at[k]);
+    }
+  }
+  __device__ void join(const RowSums& other) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+      at[k] += other.at[k];
+    }
+  }
+  template <int kLanes>
+  __device__ RowSums over_lanes() const {
+    RowSums all;
+    if constexpr (kSums == 2 && kLanes >= 4) {
+      // Half of the lanes add up one sum, the others the other one.
+      const bool upper = threadIdx.x % kLanes >= kLanes / 2;
+      const S mine = (upper ? at[1] : at[0]) + __shfl_xor_sync(kAllLanes, upper ? at[0] : at[1], kLanes / 2);
+      const S sum = cuda::sum_lanes<kLanes / 2>(mine);
+      all.at[0] = __shfl_sync(kAllLanes, sum, 0, kLanes);
+      all.at[1] = __shfl_sync(kAllLanes, sum, kLanes / 2, kLanes);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) {
+        all.at[k] = cuda::sum_lanes<kLanes>(at[k]);
+      }
+    }
+    return all;
+  }
+};
+
+/// Reduces a Value over the threads of a group. A block may have several groups: that of a thread is threadIdx.y, and
+/// its threads are numbered by threadIdx.x. They may reduce one row after another: buffers in shared memory take turns,
+/// two if kSeveral, so that one barrier per row is enough.
+///
+/// In a cluster, each warp sends its result into the shared memory of every block, where an mbarrier counts the
+/// arriving bytes. So a block waits only for these numbers. A cluster barrier would also wait until the other blocks'
+/// writes to global memory are visible.
+///
+/// all_reduce() waits for the other warps at once. In a cluster, send() and receive() may be called instead, so that a
+/// warp sends its result for the next row before it receives that of this row. This needs four buffers: a warp sends
+/// its result for row r + 4 after it has received row r + 2. Then all warps have sent their results for row r + 2 and
+/// have therefore received row r.
+template <class Value, Group kGroup, int kLanes = kWarp, bool kSeveral = false, int kBuffers = kSeveral ? 2 : 1>
+class RowGroup {
+  using Number = typename Value::Number;
+  static constexpr int kNumbers = Value::kNumbers;
+  static constexpr bool kCluster = kGroup == Group::cluster;
+  static constexpr bool kWarps = kCluster || kGroup == Group::block;
+  static constexpr int kMostWarps = kCluster ? kMostCluster * kMostGroupThreads / kWarp : kWarps ? kWarp : 1;
+
+ public:
+  struct Shared {
+    Number numbers[kBuffers][kNumbers][kMostWarps];
+    std::uint64_t arrived[kCluster ? kBuffers : 1];
+  };
+
+  /// @param blocks  the number of blocks that share a row.
+  /// Construct it before loads from global memory are issued: in a cluster, the constructor would wait for them.
+  __device__ explicit RowGroup(Shared& shared, int blocks = 1) : shared_(shared), blocks_(kCluster ? blocks : 1) {
+    if constexpr (kCluster) {
+      if (threadIdx.x == 0) {
+#pragma unroll
+        for (int buffer = 0; buffer < kBuffers; ++buffer) {
+          cuda::init_barrier(&shared_.arrived[buffer], 1);
+          expect(buffer);
+        }
+        cuda::publish_barriers();
+      }
+      __syncwarp();
+      cuda::arrive_in_cluster();
+    }
+  }
+
+  /// The block's rank among those that share a row.
+  __device__ static int rank() { return kCluster ? cuda::cluster_rank() : 0; }
+
+  /// The group's result from those of its threads, with the same bits in all of them.
+  __device__ Value all_reduce(const Value& mine) {
+    const Value warp = mine.template over_lanes<kLanes>();
+    if constexpr (!kWarps) {
+      return warp;
+    } else {
+      send(warp);
+      return receive(warp);
+    }
+  }
+
+  /// Gives a warp's result to the other warps.
+  __device__ void send(Value warp) {
+    static_assert(kWarps);
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int number = static_cast<int>(threadIdx.x) / kWarp;
+    const int buffer = sent_ % kBuffers;
+    if constexpr (kCluster) {
+      if (sent_ == 0) {
+        cuda::wait_for_cluster();  // until all blocks have initialized their barriers
+      }
+      const int index = rank() * warps() + number;
+      if (lane < blocks_) {
+        warp.for_numbers([&](int k, Number& value) {
+          cuda::send(&shared_.numbers[buffer][k][index], lane, value, &shared_.arrived[buffer]);
+        });
+      }
+    } else if (lane == 0) {
+      warp.for_numbers([&](int k, Number& value) { shared_.numbers[buffer][k][first() + number] = value; });
+    }
+    ++sent_;
+  }
+
+  /// Waits for the results of all warps and combines them. `warp` is what this warp has sent.
+  __device__ Value receive(const Value& warp) {
+    static_assert(kWarps);
+    const int buffer = received_ % kBuffers;
+    if constexpr (kCluster) {
+      cuda::wait(&shared_.arrived[buffer], received_ / kBuffers % 2);
+      if (kBuffers > 1 && threadIdx.x == 0) {
+        expect(buffer);  // for the next use of this buffer
+      }
+    } else if constexpr (kSeveral) {
+      cuda::barrier_sync(1 + threadIdx.y, blockDim.x);
+    } else {
+      __syncthreads();
+    }
+    ++received_;
+    const auto read = [&](int index) {
+      Value other = warp.empty();
+      other.for_numbers([&](int k, Number& value) { value = shared_.numbers[buffer][k][first() + index]; });
+      return other;
+    };
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    if constexpr (!kCluster) {  // up to 16 warps, or 32 of a single group
+      const Value other = lane < warps() ? read(lane) : warp.empty();
+      return other.template over_lanes<kWarp>();
+    } else {
+      Value all = warp.empty();
+#pragma unroll 2
+      for (int index = lane; index < blocks_ * warps(); index += kWarp) {
+        all.join(read(index));
+      }
+      return all.template over_lanes<kWarp>();
+    }
+  }
+
+ private:
+  __device__ static int warps() { return static_cast<int>(blockDim.x) / kWarp; }  // of the block, that share a row
+  __device__ static int first() { return kSeveral && !kCluster ? static_cast<int>(threadIdx.y) * warps() : 0; }
+
+  __device__ void expect(int buffer) {
+    cuda::arrive_expecting(&shared_.arrived[buffer], blocks_ * warps() * kNumbers * static_cast<int>(sizeof(Number)));
+  }
+
+  Shared& shared_;
+  int blocks_;
+  unsigned sent_ = 0;      // rows for which this warp has sent its result
+  unsigned received_ = 0;  // rows whose results it has received
+};
+
+}  // namespace mica::kernels::rows

@@ -1,0 +1,69 @@
+#pragma once
+
+// How CUDA threads share the rows of a matrix, as plain numbers that the host computes.
+
+#include <cstdint>
+
+namespace mica::kernels::rows {
+
+/// The threads that share a row: some lanes of a warp, a warp, a thread block, or a cluster of blocks.
+enum class Group { lanes, warp, block, cluster };
+
+/// How the blocks of a grid run.
+enum class Schedule {
+  single_wave,  ///< each group has one row, and all blocks run at once
+  many_waves,   ///< each group has one row
+  persistent    ///< blocks stay on their multiprocessors, and each group has one row after another
+};
+
+inline constexpr int kMostGroupThreads = 512;  // per block, that share a row
+inline constexpr int kMostCluster = 16;        // blocks that share a row
+
+/// A kernel that keeps rows in registers: who shares a row, by how many lanes of a warp, and the most packs of it that
+/// each thread has.
+struct RowKernel {
+  Group group;
+  int lanes;
+  int packs;
+
+  bool operator==(const RowKernel&) const = default;
+};
+
+constexpr RowKernel by_lanes(int lanes, int packs) { return {Group::lanes, lanes, packs}; }
+constexpr RowKernel by_warp(int packs) { return {Group::warp, 32, packs}; }
+constexpr RowKernel by_block(int packs) { return {Group::block, 32, packs}; }
+constexpr RowKernel by_cluster(int packs) { return {Group::cluster, 32, packs}; }
+
+/// The kernels that are compiled for some kind of rows. Plans and launchers are made from the same list, so that a plan
+/// that names another kernel does not compile.
+template <RowKernel... kKernels>
+struct RowKernels {
+  /// Returns `kernel`, which must be in the list.
+  static consteval RowKernel get(RowKernel kernel) {
+    if (!((kernel == kKernels) || ...)) {
+      throw "this kernel is not compiled";
+    }
+    return kernel;
+  }
+
+  /// Calls f.operator()<kernel>() if `kernel` is in the list. Returns whether it is.
+  template <class F>
+  static bool call(RowKernel kernel, const F& f) {
+    return ((kernel == kKernels && (f.template operator()<kKernels>(), true)) || ...);
+  }
+};
+
+// Blocks of a persistent grid: a fixed number, and not the GPU's number of multiprocessors, so that results do not
+// depend on the GPU.
+inline constexpr int kPersistentBlocks = 132;
+// The same for clusters of 3 to 8 blocks, and of 16: the most that run at once on an H200. The blocks of a cluster must
+// lie in one GPC, so that some multiprocessors remain unused.
+inline constexpr int kPersistentClusterBlocks = 120;
+inline constexpr int kPersistentLargestClusterBlocks = 112;
+
+/// The number of blocks of a persistent grid of clusters of `cluster` blocks, if there are enough rows.
+constexpr int persistent_blocks(int cluster) {
+  return cluster <= 2 ? kPersistentBlocks : cluster <= 8 ? kPersistentClusterBlocks : kPersistentLargestClusterBlocks;
+}
+
+}  // namespace mica::kernels::rows

@@ -1,0 +1,80 @@
+#pragma once
+
+// A row that stays in the registers of the threads that share it, between reading it and writing its results.
+
+#include <type_traits>
+
+#include <mica/core/cuda/pack.cuh>
+#include <mica/core/dtype.h>
+
+namespace mica::kernels::rows {
+
+using cuda::Pack;
+
+/// The P packs of a row that a thread has, V columns each. If kPacked, they stay in the dtype in which they were read,
+/// which takes half the registers for 16-bit elements. Otherwise they are converted to the type of sums, and may be
+/// replaced by computed values.
+template <class T, int V, int P, bool kPacked>
+class RowTile {
+ public:
+  using S = Accumulate<T>;
+  static constexpr int kWords = P * V * static_cast<int>(kPacked ? sizeof(T) : sizeof(S)) / 4;
+
+  __device__ void set(int i, const Pack<T, V>& pack) {
+    if constexpr (kPacked) {
+      tile_[i] = reinterpret_cast<const Word&>(pack);
+    } else {
+      cuda::unpack(pack, tile_[i].at);
+    }
+  }
+
+  __device__ void values(int i, S (&x)[V]) const {
+    if constexpr (kPacked) {
+      cuda::unpack(pack(i), x);
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        x[j] = tile_[i].at[j];
+      }
+    }
+  }
+  __device__ const Pack<T, V>& pack(int i) const {
+    static_assert(kPacked);
+    return reinterpret_cast<const Pack<T, V>&>(tile_[i]);
+  }
+
+  __device__ void replace(int i, const S (&x)[V]) {
+    static_assert(!kPacked);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      tile_[i].at[j] = x[j];
+    }
+  }
+
+  /// Makes the compiler believe that the packs may have changed. Otherwise it would keep the elements that were
+  /// unpacked for a sum in registers until they are used again, instead of unpacking them again.
+  __device__ void forget() {
+    const unsigned zero = threadIdx.z;
+#pragma unroll
+    for (auto& word : tile_) {
+      if constexpr (std::is_same_v<Word, uint4>) {
+        word = make_uint4(word.x | zero, word.y | zero, word.z | zero, word.w | zero);
+      } else if constexpr (std::is_same_v<Word, uint2>) {
+        word = make_uint2(word.x | zero, word.y | zero);
+      } else if constexpr (std::is_same_v<Word, unsigned>) {
+        word |= zero;
+      }
+    }
+  }
+
+ private:
+  // 16-bit elements are kept as 32-bit words, since the compiler would unpack single elements right after loading them.
+  using Narrow = std::conditional_t<V == 8, uint4, std::conditional_t<V == 4, uint2, unsigned>>;
+  using Word =
+      std::conditional_t<!kPacked, Pack<S, V>, std::conditional_t<sizeof(T) == 2 && V != 1, Narrow, Pack<T, V>>>;
+  static_assert(!kPacked || sizeof(Word) == sizeof(Pack<T, V>));
+
+  Word tile_[P];
+};
+
+}  // namespace mica::kernels::rows
