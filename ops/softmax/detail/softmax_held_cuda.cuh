@@ -7,8 +7,8 @@
 //        their maxima and sums,
 //     3. computes its results from the packs and writes them.
 //
-// Backward loads packs of two matrices, y and dy, and has a single sum. A pack has 16 bytes, or the largest part of
-// that to which rows and pointers are aligned, but at least one element.
+// Backward loads packs of two matrices, y and dy, and has a single sum. A pack has 16 bytes or, in short rows that are
+// not aligned to that, a single element.
 
 #include <limits>
 
@@ -72,7 +72,7 @@ __device__ void load_packs(Packs& packs, const T* row, int columns, std::int64_t
   using P = Pack<T, L::V>;
   // Loaded as words. With single elements, the compiler would wait for each load, to move its elements one by one,
   // before it issues the next one.
-  using Words = std::conditional_t<sizeof(P) == 16, uint4, std::conditional_t<sizeof(P) == 8, uint2, P>>;
+  using Words = std::conditional_t<sizeof(P) == 16, uint4, P>;
   const P past = pack_of_one<L::V>(static_cast<T>(absent));
   const T* const mine = row + L::first();
   const int left = columns - L::first();

@@ -13,22 +13,10 @@ using held::RowPlan;
 constexpr int kWarp = 32;
 constexpr std::int64_t kSlabUnit = 64;  // columns
 
-/// The longest rows, in columns, that a block holds in registers with packs of `pack` columns; longer rows are faster
-/// in shared memory. With packs of 16 bytes, the registers are the only limit.
-std::int64_t most_columns(const SoftmaxProblem& problem, int pack) {
-  switch (pack * problem.element_size) {
-    case 2: return problem.backward ? 1024 : 4352;
-    case 4: return problem.backward ? 8192 : 16384;
-    case 8: return 8192;
-    default: return 1 << 30;
-  }
-}
-
 // Bytes of shared memory per block with which three blocks, two blocks or one block fit on a multiprocessor.
 constexpr int kSharedBytes[] = {73 << 10, 110 << 10, 220 << 10};
-// Bytes of each matrix per thread, unless a block would then need more than kMostTeamThreads threads.
-constexpr int kStagedBytes = 256;
-constexpr int kStagedBytesBackward = 128;
+// Columns per thread of rows in shared memory, unless a block would then need more than kMostTeamThreads threads.
+constexpr int kStagedElements = 32;
 
 // In forward, aligned rows that are longer are streamed. Shorter ones are faster with one row per cluster.
 constexpr std::int64_t kMostHeldColumns = 32768;
@@ -47,53 +35,46 @@ int threads_for(std::int64_t columns, int elements) {
   return static_cast<int>(round_up(columns, std::int64_t{kWarp} * elements) / elements);
 }
 
-/// The number of columns in the widest packs to which rows and pointers are aligned.
-int pack_of(const SoftmaxProblem& problem) {
-  const auto fits = [&](int bytes) {
-    return problem.alignment % bytes == 0 && problem.columns * problem.element_size % bytes == 0;
-  };
-  const int size = problem.element_size;
-  return size == 8 ? 1 : fits(16) ? 16 / size : size == 2 && fits(8) ? 4 : 1;
+/// Whether rows can be read and written in packs of 16 bytes. Doubles are read one by one.
+bool has_packs(const SoftmaxProblem& problem) {
+  return problem.element_size < 8 && problem.alignment % 16 == 0 && problem.columns * problem.element_size % 16 == 0;
 }
 
 /// The plan for rows in the registers of a warp, or of some of its lanes.
-RowPlan plan_warp(const SoftmaxProblem& problem, int pack) {
-  const auto first_of = [&](const auto& shares) -> RowPlan {
-    for (const LaneShare& share : shares) {
-      if (share.columns() >= problem.columns) {
+RowPlan plan_lanes(const SoftmaxProblem& problem) {
+  const auto first_of = [&](const auto& splits, int pack) -> RowPlan {
+    for (const LaneSplit& split : splits) {
+      if (split.columns() >= problem.columns) {
         return {.held = Held::registers,
                 .team = Team::warp,
                 .pack = pack,
-                .elements = share.elements,
-                .threads = share.lanes,
-                .rows = held::kWarpRows * kWarp / share.lanes,
+                .elements = split.elements,
+                .threads = split.lanes,
+                .rows = held::kWarpRows * kWarp / split.lanes,
                 .slab = static_cast<int>(problem.columns)};
       }
     }
     return {};
   };
-  switch (pack * problem.element_size) {
-    case 16: return first_of(kSharesOf16Bytes);
-    case 8: return problem.element_size == 8 ? first_of(kSharesOfDoubles) : first_of(kSharesOf8Bytes);
-    default: return first_of(kSharesOfElements);
-  }
+  return has_packs(problem) ? first_of(kSplitsOfPacks, 16 / problem.element_size) : first_of(kSplitsOfElements, 1);
 }
 
 /// The plan for rows in the registers of a block or a cluster.
-RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
+RowPlan plan_registers(const SoftmaxProblem& problem) {
   const std::int64_t n = problem.columns;
   const bool narrow = problem.element_size == 2;
-  const bool aligned = pack * problem.element_size == 16;
-  if (problem.element_size == 8 || n > most_columns(problem, pack)) {
+  if (!has_packs(problem)) {
     return {};
   }
-  RowPlan plan{.held = Held::registers, .pack = pack, .slab = static_cast<int>(std::min<std::int64_t>(n, 1 << 30))};
+  RowPlan plan{.held = Held::registers,
+               .pack = 16 / problem.element_size,
+               .slab = static_cast<int>(std::min<std::int64_t>(n, 1 << 30))};
   constexpr std::int64_t kSlab = std::int64_t{kMostTeamThreads} * 32;
   // Backward with 4-byte elements fills the registers with its two matrices. With smaller blocks, two of them fit on a
   // multiprocessor, so that one computes while the other loads.
   const bool wide = problem.element_size == 4 && problem.backward;
-  const bool two = wide && problem.clusters && aligned && !problem.masked;  // not measured for masked rows
-  const int most = wide && n <= kSlab / 2 ? 16 : narrow && !aligned ? 24 : 32;
+  const bool two = wide && problem.clusters && !problem.masked;  // not measured for masked rows
+  const int most = wide && n <= kSlab / 2 ? 16 : 32;
   if (n <= (two ? kMostColumnsOfTwo : kSlab)) {
     // Of the two numbers of elements per thread, choose the one that leaves fewer threads without elements.
     const int fewer = wide ? most : 24;
@@ -106,7 +87,7 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
     plan.packed = narrow && !problem.backward && n > kSlab / 2;
     return plan;
   }
-  if (!problem.clusters || !aligned) {
+  if (!problem.clusters) {
     return {};
   }
   plan.team = Team::cluster;
@@ -132,7 +113,7 @@ RowPlan plan_registers(const SoftmaxProblem& problem, int pack) {
 
 /// The plan for rows that stream through the shared memory of clusters of `cluster` blocks, with up to `elements`
 /// columns per thread. A multiprocessor has registers for kMostTeamThreads threads, in one or more blocks.
-RowPlan streamed(const SoftmaxProblem& problem, int pack, int cluster, int elements) {
+RowPlan streamed(const SoftmaxProblem& problem, int cluster, int elements) {
   const std::int64_t slab = round_up((problem.columns + cluster - 1) / cluster, kSlabUnit);
   const int threads = threads_for(slab, elements);
   if (threads > kMostTeamThreads) {
@@ -142,7 +123,7 @@ RowPlan streamed(const SoftmaxProblem& problem, int pack, int cluster, int eleme
   const std::int64_t bytes = kSharedBytesOfAll / (kMostTeamThreads / threads) - kExchangeBytes;
   return {.held = Held::streamed,
           .team = Team::cluster,
-          .pack = pack,
+          .pack = 16 / problem.element_size,
           .elements = elements,
           .threads = threads,
           .cluster = cluster,
@@ -164,23 +145,23 @@ double streamed_speed(const RowPlan& plan) {
 
 /// The plan for long rows that stream. If the fastest is slow, rows of 16 bits are faster in registers, with one row
 /// per cluster.
-RowPlan plan_streamed(const SoftmaxProblem& problem, int pack) {
+RowPlan plan_streamed(const SoftmaxProblem& problem) {
   constexpr double kLeastSpeed = 6840;
   const bool narrow = problem.element_size == 2;
-  const bool has_kernel = problem.clusters && pack * problem.element_size == 16 && problem.element_size < 8 &&
-                          !problem.backward && !problem.masked && problem.columns > kMostHeldColumns;
+  const bool has_kernel = problem.clusters && has_packs(problem) && !problem.backward && !problem.masked &&
+                          problem.columns > kMostHeldColumns;
   if (!has_kernel) {
     return {};
   }
   if (!narrow) {
-    const RowPlan plan = streamed(problem, pack, 8, 32);
-    return plan.held == Held::streamed ? plan : streamed(problem, pack, 16, 32);
+    const RowPlan plan = streamed(problem, 8, 32);
+    return plan.held == Held::streamed ? plan : streamed(problem, 16, 32);
   }
   RowPlan best;
   double best_speed = kLeastSpeed;
   for (int cluster = 2; cluster <= held::kMostCluster; cluster *= 2) {
     for (const int elements : {32, 40}) {
-      const RowPlan plan = streamed(problem, pack, cluster, elements);
+      const RowPlan plan = streamed(problem, cluster, elements);
       const double speed = plan.held == Held::streamed ? streamed_speed(plan) : 0;
       if (speed > best_speed) {
         best = plan;
@@ -203,9 +184,7 @@ RowPlan plan_shared_memory(const SoftmaxProblem& problem) {
         RowPlan plan;
         plan.held = Held::shared_memory;
         plan.team = blocks == 1 ? Team::block : Team::cluster;
-        plan.threads = std::min(
-            kMostTeamThreads,
-            threads_for(slab, (problem.backward ? kStagedBytesBackward : kStagedBytes) / problem.element_size));
+        plan.threads = std::min(kMostTeamThreads, threads_for(slab, kStagedElements));
         plan.cluster = blocks;
         plan.slab = static_cast<int>(slab);
         return plan;
@@ -218,8 +197,7 @@ RowPlan plan_shared_memory(const SoftmaxProblem& problem) {
 }  // namespace
 
 RowPlan plan_softmax(const SoftmaxProblem& problem) {
-  const int pack = pack_of(problem);
-  for (const RowPlan& plan : {plan_warp(problem, pack), plan_streamed(problem, pack), plan_registers(problem, pack)}) {
+  for (const RowPlan& plan : {plan_lanes(problem), plan_streamed(problem), plan_registers(problem)}) {
     if (plan.held != Held::nowhere) {
       return plan;
     }

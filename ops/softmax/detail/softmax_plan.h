@@ -19,7 +19,7 @@ struct SoftmaxProblem {
 held::RowPlan plan_softmax(const SoftmaxProblem& problem);
 
 /// How many lanes of a warp share a row, and the most elements of it that each of them holds.
-struct LaneShare {
+struct LaneSplit {
   int lanes;
   int elements;
 
@@ -29,12 +29,10 @@ struct LaneShare {
 /// The most threads per block in backward of 4-byte elements in clusters, if a multiprocessor is to have two blocks.
 inline constexpr int kMostThreadsOfTwo = 384;
 
-// The shares that kernels are compiled for, by the bytes of a pack. A row gets the first one that is large enough.
+// The splits of a row that kernels are compiled for. A row gets the first one that is large enough.
 
-inline constexpr LaneShare kSharesOf16Bytes[] = {{8, 8}, {8, 16}, {8, 32}, {8, 40}, {32, 16}, {32, 24}, {32, 32}};
-inline constexpr LaneShare kSharesOf8Bytes[] = {{8, 12}, {16, 12}, {16, 20}, {32, 16}, {32, 32}};
-inline constexpr LaneShare kSharesOfElements[] = {{16, 6}, {16, 8}, {32, 8}, {32, 12}, {32, 16}, {32, 24}, {32, 32}};
-// A double takes two registers, so that fewer fit.
-inline constexpr LaneShare kSharesOfDoubles[] = {{16, 6}, {16, 8}, {32, 8}, {32, 12}, {32, 16}};
+inline constexpr LaneSplit kSplitsOfPacks[] = {{8, 8}, {8, 16}, {8, 32}, {8, 40}, {32, 16}, {32, 24}, {32, 32}};
+// Read element by element: rows that are not aligned to 16 bytes, and doubles.
+inline constexpr LaneSplit kSplitsOfElements[] = {{8, 8}, {32, 8}, {32, 16}, {32, 32}};
 
 }  // namespace mica::kernels

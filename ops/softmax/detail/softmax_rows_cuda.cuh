@@ -24,22 +24,14 @@ bool same_phase(const void* first, const Pointers*... others) {
   return ((reinterpret_cast<std::uintptr_t>(first) % 16 == reinterpret_cast<std::uintptr_t>(others) % 16) && ...);
 }
 
-// The tables of LaneShare as types, with index sequences over them. With nvcc and recent GCC, an index sequence whose
+// The tables of LaneSplit as types, with index sequences over them. With nvcc and recent GCC, an index sequence whose
 // length depends on a template parameter does not compile.
-struct SharesOf16Bytes {
-  static constexpr auto& of = kSharesOf16Bytes;
+struct SplitsOfPacks {
+  static constexpr auto& of = kSplitsOfPacks;
   using Numbers = std::make_index_sequence<std::size(of)>;
 };
-struct SharesOf8Bytes {
-  static constexpr auto& of = kSharesOf8Bytes;
-  using Numbers = std::make_index_sequence<std::size(of)>;
-};
-struct SharesOfElements {
-  static constexpr auto& of = kSharesOfElements;
-  using Numbers = std::make_index_sequence<std::size(of)>;
-};
-struct SharesOfDoubles {
-  static constexpr auto& of = kSharesOfDoubles;
+struct SplitsOfElements {
+  static constexpr auto& of = kSplitsOfElements;
   using Numbers = std::make_index_sequence<std::size(of)>;
 };
 
@@ -48,25 +40,21 @@ template <class T, class Rule, bool kBackward, class F>
 void with_layout(const RowPlan& plan, const F& f) {
   constexpr int kUnit = 16 / sizeof(T);
   constexpr bool kNarrow = sizeof(T) == 2;
-  const auto by_lanes = [&]<int V, class Shares, std::size_t... I>(Shares, std::index_sequence<I...>) {
-    ((plan.threads == Shares::of[I].lanes && plan.elements == Shares::of[I].elements &&
-      (f.template operator()<HeldLayout<Team::warp, V, Shares::of[I].elements, false, Shares::of[I].lanes>>(), true)) ||
+  const auto by_lanes = [&]<int V, class Splits, std::size_t... I>(Splits, std::index_sequence<I...>) {
+    ((plan.threads == Splits::of[I].lanes && plan.elements == Splits::of[I].elements &&
+      (f.template operator()<HeldLayout<Team::warp, V, Splits::of[I].elements, false, Splits::of[I].lanes>>(), true)) ||
      ...);
   };
   const auto by_warps = [&]<Team kTeam, int V, bool kPacked, int... kElements>() {
     ((plan.elements == kElements && (f.template operator()<HeldLayout<kTeam, V, kElements, kPacked>>(), true)) || ...);
   };
   constexpr int kFewer = kNarrow || !kBackward ? 24 : 16;  // the alternative to 32 elements per thread of a block
-  if constexpr (sizeof(T) == 8) {
-    by_lanes.template operator()<1>(SharesOfDoubles{}, SharesOfDoubles::Numbers{});
+  if (plan.team == Team::warp && plan.pack == 1) {
+    by_lanes.template operator()<1>(SplitsOfElements{}, SplitsOfElements::Numbers{});
+  } else if constexpr (sizeof(T) == 8) {
+    return;  // longer rows are in shared memory
   } else if (plan.team == Team::warp) {
-    if (plan.pack == kUnit) {
-      by_lanes.template operator()<kUnit>(SharesOf16Bytes{}, SharesOf16Bytes::Numbers{});
-    } else if (plan.pack == 1) {
-      by_lanes.template operator()<1>(SharesOfElements{}, SharesOfElements::Numbers{});
-    } else if constexpr (kNarrow) {
-      by_lanes.template operator()<4>(SharesOf8Bytes{}, SharesOf8Bytes::Numbers{});
-    }
+    by_lanes.template operator()<kUnit>(SplitsOfPacks{}, SplitsOfPacks::Numbers{});
   } else if (plan.team == Team::cluster) {
     using L = HeldLayout<Team::cluster, kUnit, 32, kNarrow && !kBackward>;
     if constexpr (!kNarrow && kBackward && !Rule::kMasked) {
@@ -75,19 +63,9 @@ void with_layout(const RowPlan& plan, const F& f) {
       }
     }
     f.template operator()<L>();
-  } else if constexpr (!kNarrow) {
-    if (plan.pack == kUnit) {
-      by_warps.template operator()<Team::block, kUnit, false, kFewer, 32>();
-    } else {
-      by_warps.template operator()<Team::block, 1, false, kFewer, 32>();
-    }
-  } else if (plan.pack == 1) {
-    by_warps.template operator()<Team::block, 1, false, kFewer>();
-  } else if (plan.pack == 4) {
-    by_warps.template operator()<Team::block, 4, false, kFewer>();
   } else if (!plan.packed) {
     by_warps.template operator()<Team::block, kUnit, false, kFewer, 32>();
-  } else if constexpr (!kBackward) {
+  } else if constexpr (kNarrow && !kBackward) {
     by_warps.template operator()<Team::block, kUnit, true, kFewer, 32>();
   }
 }

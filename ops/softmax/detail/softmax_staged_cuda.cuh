@@ -5,8 +5,8 @@
 //
 //     1. copies its slab of the row to shared memory,
 //     2. finds the slab's largest element, reading aligned units of 16 bytes,
-//     3. adds up powers, reading pairs of elements that are counted from the row's beginning, so that the order of the
-//        sum does not depend on the row's alignment; then all blocks of the row combine their maxima and sums,
+//     3. adds up powers, element by element from the row's beginning, so that the order of the sum does not depend on
+//        the row's alignment; then all blocks of the row combine their maxima and sums,
 //     4. computes the results, again by units of 16 bytes, and writes them to global memory.
 
 #include <limits>
@@ -35,8 +35,8 @@ __device__ void for_steps(int first, int end, int step, const F& f) {
 }
 
 /// A piece of global memory and its copy in shared memory, called image. Both begin at the same offset from a multiple
-/// of 16 bytes, so that aligned units of 16 bytes can be copied as a whole. The elements before the first unit and
-/// after the last one, called edges, are copied one by one.
+/// of 16 bytes, so that aligned units of 16 bytes can be copied as a whole. The row's ends, before the first unit and
+/// after the last one, are copied element by element.
 template <class T>
 class StagedPiece {
  public:
@@ -47,7 +47,7 @@ class StagedPiece {
     image_ = reinterpret_cast<T*>(memory) + phase;
     head_ = min(count, phase == 0 ? 0 : kUnit - phase);
     units_ = (count - head_) / kUnit;
-    edges_ = count - units_ * kUnit;
+    ends_ = count - units_ * kUnit;
   }
 
   /// Bytes of shared memory for a piece of `count` elements.
@@ -60,119 +60,41 @@ class StagedPiece {
   __device__ void fetch(const T* from, std::int64_t elements) const {
     const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
     for_units([&](int i) { cuda::copy_async<16>(cuda::shared_address(image_ + i), from + i, policy); });
-    for_edges([&](int i) { image_[i] = from[i]; });
+    for_ends([&](int i) { image_[i] = from[i]; });
     cuda::commit_copies();
-  }
-
-  /// Copies the image to global memory; `to` has the same offset from a multiple of 16 bytes. Call __syncthreads()
-  /// before it.
-  __device__ void write(T* to) const {
-    for_units([&](int i) { rows::store(to + i, rows::load<kUnit>(image_ + i)); });
-    for_edges([&](int i) { to[i] = image_[i]; });
   }
 
   /// Calls f(i) for the index i of the first element of each of the thread's units.
   template <int kAtOnce = 4, class F>
   __device__ void for_units(const F& f) const {
-    for_steps<kAtOnce>(head_ + thread() * kUnit, head_ + units_ * kUnit,
-                       static_cast<int>(blockDim.x * blockDim.y) * kUnit, f);
+    for_steps<kAtOnce>(head_ + static_cast<int>(threadIdx.x) * kUnit, head_ + units_ * kUnit,
+                       static_cast<int>(blockDim.x) * kUnit, f);
   }
-  /// Calls f(i) for the index i of the thread's edge element, if it has one. There are fewer edge elements than
+  /// Calls f(i) for each element i of the ends that is the thread's. The ends have fewer elements than there are
   /// threads.
   template <class F>
-  __device__ void for_edges(const F& f) const {
-    const int e = thread();
-    if (e < edges_) {
+  __device__ void for_ends(const F& f) const {
+    const int e = static_cast<int>(threadIdx.x);
+    if (e < ends_) {
       f(e < head_ ? e : e + units_ * kUnit);
     }
   }
+  /// Calls f(i) for each of the thread's elements, counted from the row's beginning.
+  template <class F>
+  __device__ void for_elements(const F& f) const {
+    for_steps<4>(static_cast<int>(threadIdx.x), units_ * kUnit + ends_, static_cast<int>(blockDim.x), f);
+  }
 
  private:
-  __device__ static int thread() { return static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); }
-
   T* image_;
   int head_;   // elements before the first unit
   int units_;  // number of units
-  int edges_;  // elements before and after the units
-};
-
-/// How many elements a 32-bit word of shared memory holds; 1 for wider elements.
-template <class T>
-constexpr int kInWord = sizeof(T) == 2 ? 2 : 1;
-
-/// Reads a row in shared memory by pairs of 16-bit elements, columns 2 i and 2 i + 1. If the row begins in the middle
-/// of a 32-bit word, a pair is assembled from two words. The second element of the last pair may be past the row's end.
-/// Wider elements are read one by one.
-template <class T>
-class RowWords {
- public:
-  __device__ explicit RowWords(const T* row) {
-    if constexpr (kInWord<T> == 2) {
-      in_middle_ = cuda::shared_address(row) % 4 != 0;
-      row_ = row - (in_middle_ ? 1 : 0);
-    } else {
-      row_ = row;
-    }
-  }
-
-  __device__ bool in_middle() const { return in_middle_; }
-
-  /// The pair that begins at an even `column`. kMaybe: whether the row may begin in the middle of a word.
-  template <bool kMaybe>
-  __device__ Pack<T, kInWord<T>> at(int column) const {
-    if constexpr (kInWord<T> == 1 || !kMaybe) {
-      return rows::load<kInWord<T>>(row_ + column);
-    } else {
-      const unsigned* const word = reinterpret_cast<const unsigned*>(row_ + column);
-      const unsigned both = __funnelshift_r(word[0], word[1], in_middle_ ? 16 : 0);
-      return reinterpret_cast<const Pack<T, 2>&>(both);
-    }
-  }
-
- private:
-  const T* row_;
-  bool in_middle_ = false;
+  int ends_;   // elements before and after the units
 };
 
 constexpr int kStagedThreads = held::kMostTeamThreads;  // the most threads of a block
 template <class T>
 constexpr int kStagedBlocks = sizeof(T) == 8 ? 1 : 3;  // per multiprocessor
-
-/// The elements of a RowWords pair, converted to the type of their sums.
-template <class T>
-struct WordValues {
-  Accumulate<T> at[kInWord<T>];
-};
-template <class T>
-__device__ WordValues<T> unpacked(const Pack<T, kInWord<T>>& word) {
-  WordValues<T> values;
-  rows::unpack(word, values.at);
-  return values;
-}
-
-/// Reads one or more rows of `columns` columns in shared memory by pairs (RowWords). Calls f(values of each row…) for
-/// each of the thread's pairs and, if the number of columns is odd, single(c) for the last column c in one thread. The
-/// rows must have the same offset from a multiple of 4 bytes.
-template <class T, class F, class Single, class... Row>
-__device__ void for_words(int columns, const F& f, const Single& single, const Row*... row) {
-  const int whole = columns / kInWord<T> * kInWord<T>;
-  const int step = static_cast<int>(blockDim.x) * kInWord<T>;
-  const int first = static_cast<int>(threadIdx.x) * kInWord<T>;
-  const auto all = [&]<bool kMaybe>(const RowWords<Row>&... words) {
-    for_steps<4>(first, whole, step, [&](int c) {
-      const auto with = [&](const Pack<Row, kInWord<Row>>&... packs) { f(unpacked<Row>(packs)...); };
-      with(words.template at<kMaybe>(c)...);
-    });
-  };
-  if ((RowWords<Row>(row).in_middle() || ...)) {
-    all.template operator()<true>(RowWords<Row>(row)...);
-  } else {
-    all.template operator()<false>(RowWords<Row>(row)...);
-  }
-  if (whole < columns && whole % step == first) {
-    single(whole);
-  }
-}
 
 /// The largest element of a slab in shared memory, in all threads of the block.
 template <class T, class Rule>
@@ -189,7 +111,7 @@ __device__ Accumulate<T> largest_in_block(const StagedPiece<T>& piece, const Rul
       largest = larger(largest, rule.counted(value, true));
     }
   });
-  piece.for_edges([&](int i) { largest = larger(largest, rule.counted(static_cast<S>(piece.image()[i]), true)); });
+  piece.for_ends([&](int i) { largest = larger(largest, rule.counted(static_cast<S>(piece.image()[i]), true)); });
   largest = largest_of_lanes(largest, rows::kWarp);
   const int lane = static_cast<int>(threadIdx.x) % rows::kWarp;
   if (lane == 0) {
@@ -221,15 +143,8 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   const T* const image = piece.image();
   auto found = Found::nothing();
   found.largest = largest_in_block(piece, rule);
-  for_words<T>(
-      seen,
-      [&](const WordValues<T>& word) {
-#pragma unroll
-        for (const S value : word.at) {
-          found.sum += found.power(rule.counted(value, true) - found.largest);
-        }
-      },
-      [&](int c) { found.sum += found.power(rule.counted(static_cast<S>(image[c]), true) - found.largest); }, image);
+  piece.for_elements(
+      [&](int i) { found.sum += found.power(rule.counted(static_cast<S>(image[i]), true) - found.largest); });
   found = exchange.joined(found, at.rank);
 
   const S factor = rule.factor(found.sum);
@@ -244,7 +159,7 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
     }
     rows::store(to + i, rows::pack_of<T>(values));
   });
-  piece.for_edges([&](int i) { to[i] = static_cast<T>(result(static_cast<S>(image[i]))); });
+  piece.for_ends([&](int i) { to[i] = static_cast<T>(result(static_cast<S>(image[i]))); });
   for (int c = seen + static_cast<int>(threadIdx.x); c < at.columns; c += static_cast<int>(blockDim.x)) {
     to[c] = static_cast<T>(S{0});
   }
@@ -274,15 +189,7 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
   const T* const out = piece.image();
   const T* const gradient = dy_piece.image();
   auto found = Found::nothing();
-  for_words<T>(
-      seen,
-      [&](const WordValues<T>& outs, const WordValues<T>& gradients) {
-#pragma unroll
-        for (int j = 0; j < kInWord<T>; ++j) {
-          found.sum += Rule::term(outs.at[j], gradients.at[j]);
-        }
-      },
-      [&](int c) { found.sum += Rule::term(static_cast<S>(out[c]), static_cast<S>(gradient[c])); }, out, gradient);
+  piece.for_elements([&](int i) { found.sum += Rule::term(static_cast<S>(out[i]), static_cast<S>(gradient[i])); });
   const S sum = exchange.joined(found, at.rank).sum;
 
   T* const to = dx + first;
@@ -297,7 +204,7 @@ __global__ void __launch_bounds__(kStagedThreads, kStagedBlocks<T>)
     }
     rows::store(to + i, rows::pack_of<T>(gradients));
   });
-  piece.for_edges(
+  piece.for_ends(
       [&](int i) { to[i] = static_cast<T>(rule.gradient(static_cast<S>(out[i]), static_cast<S>(gradient[i]), sum)); });
   for (int c = seen + static_cast<int>(threadIdx.x); c < at.columns; c += static_cast<int>(blockDim.x)) {
     to[c] = static_cast<T>(S{0});
