@@ -1,17 +1,12 @@
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 
-// Tests what norm_forward_plan() chooses, that every choice is valid, and the table in the README.
+// Tests what norm_forward_plan() chooses, and that every choice is valid.
 
 namespace mica::kernels {
 
@@ -255,59 +250,6 @@ TEST(NormForwardPlan, SumsAreHeldInPacks) {
       ASSERT_EQ(p.kernel, expected ? Kernel::held : Kernel::looped) << columns;
       ASSERT_NE(p.schedule, Schedule::persistent);
     }
-  }
-}
-
-std::string name_of(const NormForwardPlan& p) {
-  if (p.kernel == Kernel::looped) {
-    return "a block, which rereads it | looped";
-  }
-  const char* const kernel = p.kernel == Kernel::short_rows ? "short" : "held";
-  switch (p.shape.group) {
-    case Group::lanes: return fmt::format("{} lanes | {}", p.threads, kernel);
-    case Group::warp: return fmt::format("a warp | {}", kernel);
-    case Group::block: return fmt::format("a block | {}", kernel);
-    case Group::cluster: return fmt::format("a cluster of {} blocks | {}", p.blocks, kernel);
-  }
-  return "";
-}
-
-// A table with a row for each range of lengths whose rows are shared in the same way: multiples of `step`.
-std::string table_of(const std::string& title, DType x, bool aligned, std::int64_t step) {
-  std::string table = fmt::format(
-      "| {}, columns up to | threads that share a row | kernel | packs per thread |\n"
-      "|---|---|---|---|\n",
-      title);
-  std::string before;
-  std::set<int> packs;
-  constexpr std::int64_t kLast = 300'000;
-  for (std::int64_t columns = step; columns <= kLast; columns += step) {
-    NormShape s = shape_of(1000, columns, x, x);
-    s.aligned = aligned;
-    const NormForwardPlan p = norm_forward_plan(s);
-    const std::string name = name_of(p);
-    const bool ends = columns + step > kLast;
-    if (ends || (!before.empty() && name != before)) {
-      table += fmt::format("| {} | {} | {} |\n", ends ? "any" : std::to_string(columns - step), before,
-                           packs == std::set<int>{0} ? "" : fmt::format("{}", fmt::join(packs, ", ")));
-      packs.clear();
-    }
-    packs.insert(p.shape.packs);
-    before = name;
-  }
-  return table;
-}
-
-TEST(NormForwardPlan, ReadmeHasItsTable) {
-  const std::filesystem::path readme = MICA_NORM_README;
-  if (!std::filesystem::exists(readme)) {
-    GTEST_SKIP() << "no source tree";
-  }
-  std::stringstream text;
-  text << std::ifstream(readme).rdbuf();
-  for (const std::string& table : {table_of("16 bits", bfloat16, true, 8), table_of("float32", float32, true, 4),
-                                   table_of("unaligned", float32, false, 1)}) {
-    EXPECT_NE(text.str().find(table), std::string::npos) << "expected in " << readme << ":\n" << table;
   }
 }
 

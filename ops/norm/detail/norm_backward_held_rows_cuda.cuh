@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
+#include <mica/ops/rows/row_group.cuh>
 
 namespace mica::kernels::norm_cuda {
 
@@ -55,45 +56,30 @@ struct Sums {
   S gx;  // Σ g · x̂
 };
 
-/// Adds up the sums of a row's threads. Two buffers are used alternately, so that one barrier per row is enough.
+/// Adds up the sums of a row's threads: Σ g, if centered, and Σ g · x̂.
 template <bool kCentered, class S, class L>
 class RowMeans {
- public:
-  struct Shared {
-    Sums<S> of_warps[2][L::kOneWarp ? 1 : L::kWarps];
-  };
+  using Threads = RowGroup<RowSums<S, kCentered ? 2 : 1>, L::kOneWarp ? Group::lanes : Group::block, L::kLanes,
+                           /*kSeveral=*/false, /*kBuffers=*/2>;
 
-  __device__ explicit RowMeans(Shared& shared) : shared_(shared) {}
+ public:
+  using Shared = typename Threads::Shared;
+
+  __device__ explicit RowMeans(Shared& shared) : threads_(shared) {}
 
   /// The means over a row of `columns` columns, from the sums of its threads.
   __device__ Sums<S> of(const Sums<S>& mine, std::int64_t columns) {
-    Sums<S> row = sum<L::kLanes>(mine);
-    if constexpr (!L::kOneWarp) {
-      row = sum<kWarp>(swap(row));
-    }
     const S length = static_cast<S>(columns);
-    return {kCentered ? row.g / length : S(0), row.gx / length};
+    if constexpr (kCentered) {
+      const auto row = threads_.all_reduce({mine.g, mine.gx});
+      return {row.at[0] / length, row.at[1] / length};
+    } else {
+      return {S(0), threads_.all_reduce({mine.gx}).at[0] / length};
+    }
   }
 
  private:
-  template <int kLanes>
-  __device__ static Sums<S> sum(const Sums<S>& of_lane) {
-    return {kCentered ? sum_lanes<kLanes>(of_lane.g) : S(0), sum_lanes<kLanes>(of_lane.gx)};
-  }
-
-  // Writes the warp's sums to shared memory, and returns those of warp number `lane`.
-  __device__ Sums<S> swap(const Sums<S>& mine) {
-    const int lane = threadIdx.x % kWarp;
-    turn_ ^= 1;
-    if (lane == 0) {
-      shared_.of_warps[turn_][threadIdx.x / kWarp] = mine;
-    }
-    __syncthreads();
-    return lane < L::kWarps ? shared_.of_warps[turn_][lane] : Sums<S>{0, 0};
-  }
-
-  Shared& shared_;
-  int turn_ = 0;
+  Threads threads_;
 };
 
 // A thread's sums over its rows, for each of its columns.
