@@ -34,12 +34,13 @@ constexpr RowKernel by_warp(int packs) { return {Group::warp, 32, packs}; }
 constexpr RowKernel by_block(int packs) { return {Group::block, 32, packs}; }
 constexpr RowKernel by_cluster(int packs) { return {Group::cluster, 32, packs}; }
 
-/// The kernels that are compiled for some kind of rows. Plans and launchers are made from the same list, so that a plan
-/// that names another kernel does not compile.
-template <RowKernel... kKernels>
-struct RowKernels {
+/// The kernels that are compiled for some kind of rows, as RowKernels or the like. Plans and launchers are made from
+/// the same list, so that a plan that names another kernel does not compile.
+template <auto... kKernels>
+struct Kernels {
   /// Returns `kernel`, which must be in the list.
-  static consteval RowKernel get(RowKernel kernel) {
+  template <class Kernel>
+  static consteval Kernel get(Kernel kernel) {
     if (!((kernel == kKernels) || ...)) {
       throw "this kernel is not compiled";
     }
@@ -47,8 +48,8 @@ struct RowKernels {
   }
 
   /// Calls f.operator()<kernel>() if `kernel` is in the list. Returns whether it is.
-  template <class F>
-  static bool call(RowKernel kernel, const F& f) {
+  template <class Kernel, class F>
+  static bool call(const Kernel& kernel, const F& f) {
     return ((kernel == kKernels && (f.template operator()<kKernels>(), true)) || ...);
   }
 };

@@ -56,7 +56,7 @@ TEST(NormBackwardPlan, ChoosesTheKernelByDtypeChipAndLength) {
 TEST(NormBackwardPlan, RowsDoNotChangeHowARowIsAddedUp) {
   const auto way_of = [](const NormBackwardCase& c) {
     const NormBackwardPlan p = plan_norm_backward(c);
-    return std::tuple(p.kernel, p.pack, p.lanes, p.stream.packs, p.stream.threads, p.stream.cluster);
+    return std::tuple(p.kernel, p.pack, p.shape.lanes, p.shape.packs, p.stream.threads, p.stream.cluster);
   };
   for (const int size : {2, 4, 8}) {
     for (const bool centered : {true, false}) {
@@ -91,7 +91,7 @@ TEST(NormBackwardPlan, SharesRowsAmongLanesWarpsAndBlocks) {
         Expected{10'240, 2, 32, 448, 1, 1},  Expected{10'248, 2, 32, 352, 1, 2},   Expected{260, 4, 32, 64, 8, 1}}) {
     const NormBackwardPlan plan = plan_norm_backward(case_of(1000, e.columns, e.size));
     const StreamPlan& p = plan.stream;
-    EXPECT_EQ(std::tuple(plan.lanes, p.threads, p.groups, p.cluster),
+    EXPECT_EQ(std::tuple(plan.shape.lanes, p.threads, p.groups, p.cluster),
               std::tuple(e.lanes, e.threads, e.groups, e.cluster))
         << e.columns << ", " << e.size;
   }
@@ -110,7 +110,7 @@ TEST(NormBackwardPlan, PacksAndRowsInSharedMemory) {
     for (const Range& range : ranges) {
       for (; columns <= range.last; columns += step) {
         const NormBackwardPlan plan = plan_norm_backward(case_of(1000, columns, size));
-        ASSERT_EQ(std::pair(plan.stream.packs, plan.depth), std::pair(range.packs, range.depth))
+        ASSERT_EQ(std::pair(plan.shape.packs, plan.shape.depth), std::pair(range.packs, range.depth))
             << columns << ", " << size;
       }
     }
@@ -137,14 +137,14 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
             continue;
           }
           EXPECT_EQ(plan.pack, 16 / size) << columns;
-          EXPECT_GE(std::int64_t{p.threads} * p.packs * plan.pack * p.cluster, columns);
+          EXPECT_GE(std::int64_t{p.threads} * plan.shape.packs * plan.pack * p.cluster, columns);
           EXPECT_GE(std::int64_t{p.slab} * p.cluster, columns);
           EXPECT_LE(p.shared_bytes(), kStreamShared) << columns;
           EXPECT_LE(p.block(), 512) << columns;
           EXPECT_EQ(p.block() % 32, 0) << columns;
-          EXPECT_EQ(p.packs % plan.chunks, 0) << columns;
-          EXPECT_GE(plan.depth, plan.chunks) << columns;
-          EXPECT_EQ(plan.lanes == 32 ? p.threads % 32 : p.threads - plan.lanes, 0) << columns;
+          EXPECT_EQ(plan.shape.packs % plan.shape.chunks, 0) << columns;
+          EXPECT_GE(plan.shape.depth, plan.shape.chunks) << columns;
+          EXPECT_EQ(plan.shape.lanes == 32 ? p.threads % 32 : p.threads - plan.shape.lanes, 0) << columns;
         }
       }
     }

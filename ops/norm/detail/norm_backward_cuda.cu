@@ -166,7 +166,7 @@ void norm_backward(Cuda, const NormBackward& args) {
 bool add_norm_backward(Cuda, const NormBackward& args) {
   const NormBackwardPlan plan =
       plan_of(args, args.dx_dropped.defined() ? GradientSource::y_and_dropped_sum : GradientSource::y_and_sum);
-  const bool sums_dx = size_of(args.x.dtype()) == 2 && plan.pack > 1 && plan.stream.packs == 1;
+  const bool sums_dx = size_of(args.x.dtype()) == 2 && plan.pack > 1 && plan.shape.packs == 1;
   if (plan.kernel != NormBackwardKernel::streamed || (args.dx_bias.defined() && !sums_dx)) {
     return false;
   }

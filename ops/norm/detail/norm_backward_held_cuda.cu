@@ -1,15 +1,16 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
+#include <mica/ops/rows/row_loop.cuh>
 
-// Backward for rows that do not stream: short float32 rows, unaligned short rows, unaligned rows of small matrices,
-// float64, and all rows on GPUs before compute capability 9.0.
+// Backward for rows that do not stream: short float32 rows, unaligned rows, float64, and all rows on GPUs before
+// compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //
 //     x, dy ──▶ registers ──▶ Σ g, Σ g · x̂ ──exchange──▶ dx
 //                   └──▶ dweight, dbias of the thread's columns, for all rows of the block ──▶ a row of partials
 //
-// Longer rows are read twice for dx, piece by piece, and a separate kernel computes dweight and dbias.
+// Longer rows are read twice for dx, and a separate kernel computes dweight and dbias.
 
 namespace mica::kernels::norm_cuda {
 
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
     load_share<L, V>(a.x + begin, columns, xs);
     Pack<W, V> weights[L::kElements / V];
     if constexpr (kCentered || V == 1) {
-      load_weights<L, V>(a.weight, 0, columns, weights);
+      load_weights<L, V>(a.weight, columns, weights);
     } else {
       load_weights_at_once<L, V>(a.weight, columns, weights);
     }
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
     Sums<S> mine{0, 0};
     elements.set(xs, dys, weights, statistics, mine, column_sums);
     const Sums<S> means = row_means.of(mine, a.columns);
-    for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+    for_columns<L, V>(columns, [&](int i, int column, bool inside) {
       if (inside) {
         store(a.dx + begin + column, elements.dx_pack(i, means, statistics.rstd));
       }
@@ -57,43 +58,53 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
   write_partials<kCentered, T, W, L, V>(a, column_sums, fold);
 }
 
-// Computes dx only. A block processes a whole row, which it reads twice, piece by piece.
-template <bool kCentered, class T, class W, class L, int V>
-__global__ void __launch_bounds__(L::kBlock, 1) norm_backward_looped_kernel(const BackwardRows<T, W> a) {
+// Computes dx only. A block processes a whole row, which it reads twice.
+template <bool kCentered, class T, class W, int V>
+__global__ void __launch_bounds__(kLoopThreads, sizeof(T) == 8 ? 1 : 2)
+    norm_backward_looped_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
-  __shared__ typename RowMeans<kCentered, S, L>::Shared shared;
-  RowMeans<kCentered, S, L> row_means(shared);
+  using Threads = RowGroup<RowSums<S, 2>, Group::block, kWarp, /*kSeveral=*/false, /*kBuffers=*/2>;
+  __shared__ typename Threads::Shared shared;
+  Threads threads(shared);
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const auto statistics = a.template statistics<kCentered>(row);
-    const auto load_piece = [&](std::int64_t begin, Elements<kCentered, T, L, V>& elements) {
-      Pack<T, V> dys[L::kElements / V];
-      Pack<T, V> xs[L::kElements / V];
-      Pack<W, V> weights[L::kElements / V];
-      load_share<L, V>(a.dy + row * a.columns + begin, a.columns - begin, dys);
-      load_share<L, V>(a.x + row * a.columns + begin, a.columns - begin, xs);
-      load_weights<L, V>(a.weight, begin, a.columns - begin, weights);
-      Sums<S> sums{0, 0};
-      NoColumnSums none;
-      elements.set(xs, dys, weights, statistics, sums, none);
-      return sums;
-    };
-    Sums<S> mine{0, 0};
-    for (std::int64_t begin = 0; begin < a.columns; begin += L::kColumns) {
-      Elements<kCentered, T, L, V> elements;
-      const Sums<S> piece = load_piece(begin, elements);
-      mine.g += piece.g;
-      mine.gx += piece.gx;
-    }
-    const Sums<S> means = row_means.of(mine, a.columns);
-    for (std::int64_t begin = 0; begin < a.columns; begin += L::kColumns) {
-      Elements<kCentered, T, L, V> elements;
-      load_piece(begin, elements);
-      for_packs<L, V>(a.columns - begin, [&](int i, int column, bool inside) {
-        if (inside) {
-          store(a.dx + row * a.columns + begin + column, elements.dx_pack(i, means, statistics.rstd));
+    const T* const rows[] = {a.x + row * a.columns, a.dy + row * a.columns};
+    // Calls f(column, x̂, g) for each of the thread's packs.
+    const auto for_terms = [&](const auto& f) {
+      for_packs<V>(rows, a.columns, [&](std::int64_t column, const Pack<T, V>(&packs)[2]) {
+        S x_hat[V];
+        S g[V];
+        S w[V];
+        unpack(packs[0], x_hat);
+        unpack(packs[1], g);
+        unpack(load_or<V>(a.weight, column, 1), w);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          x_hat[j] = statistics.x_hat(x_hat[j]);
+          g[j] *= w[j];
         }
+        f(column, x_hat, g);
       });
-    }
+    };
+    RowSums<S, 2> sums{};
+    for_terms([&](std::int64_t, const S(&x_hat)[V], const S(&g)[V]) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        sums.at[0] += kCentered ? g[j] : S(0);
+        sums.at[1] = fma(g[j], x_hat[j], sums.at[1]);
+      }
+    });
+    sums = threads.all_reduce(sums);
+    const S g_mean = sums.at[0] / static_cast<S>(a.columns);
+    const S gx_mean = sums.at[1] / static_cast<S>(a.columns);
+    for_terms([&](std::int64_t column, const S(&x_hat)[V], const S(&g)[V]) {
+      S dx[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        dx[j] = (g[j] - g_mean - x_hat[j] * gx_mean) * statistics.rstd;
+      }
+      store(a.dx + row * a.columns + column, pack_of<T>(dx));
+    });
   }
 }
 
@@ -122,8 +133,7 @@ void with_layout(std::int64_t columns, const F& f) {
 template <int V, bool kCentered, class T, class W>
 void launch(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   if (plan.kernel == NormBackwardKernel::looped) {
-    using L = Layout<1024, 1024, 8>;
-    norm_backward_looped_kernel<kCentered, T, W, L, V><<<grid_of(a.rows), L::kBlock, 0, cuda::current_stream()>>>(a);
+    norm_backward_looped_kernel<kCentered, T, W, V><<<grid_of(a.rows), kLoopThreads, 0, cuda::current_stream()>>>(a);
     cuda::check_launch("norm_backward_looped_kernel");
   } else {
     with_layout<T, (V > 1), kCentered>(a.columns, [&]<class L>() {

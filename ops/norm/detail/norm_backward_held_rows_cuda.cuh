@@ -28,7 +28,7 @@ struct Layout {
 /// Calls f(i, column, inside) for each of the thread's packs. Pack i begins at `column`; `inside` tells whether a row
 /// of `columns` columns has it.
 template <class L, int V, class F>
-__device__ void for_packs(std::int64_t columns, F f) {
+__device__ void for_columns(std::int64_t columns, F f) {
   const int lane = threadIdx.x % L::kThreads;
   const int end = static_cast<int>(columns < L::kColumns ? columns : L::kColumns);
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ void for_packs(std::int64_t columns, F f) {
 /// Loads the thread's packs of a row; those past its end are zeros.
 template <class L, int V, class T>
 __device__ void load_share(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
-  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+  for_columns<L, V>(columns, [&](int i, int column, bool inside) {
     if (inside) {
       packs[i] = load<V>(row + column);
     } else {
@@ -96,12 +96,7 @@ struct ColumnSums {
   }
 };
 
-struct NoColumnSums {
-  template <class S>
-  __device__ void add(int, S, S) {}
-};
-
-// A thread's elements of a row, or of a piece of one. Those past the row's end are zeros.
+// A thread's elements of a row. Those past the row's end are zeros.
 template <bool kCentered, class T, class L, int V>
 struct Elements {
   using S = Accumulate<T>;
@@ -110,10 +105,10 @@ struct Elements {
   S g[L::kElements];
 
   // Sets the elements, and adds them to the sums over the row (`sums`) and over rows (`columns`).
-  template <class W, class Columns>
+  template <class W>
   __device__ void set(const Pack<T, V> (&xs)[kPacks], const Pack<T, V> (&dys)[kPacks],
                       const Pack<W, V> (&weights)[kPacks], const Statistics<T, kCentered>& statistics, Sums<S>& sums,
-                      Columns& columns) {
+                      ColumnSums<kCentered, S, L>& columns) {
 #pragma unroll
     for (int k = 0; k < L::kElements; ++k) {
       const S dy = static_cast<S>(dys[k / V].at[k % V]);
@@ -149,7 +144,7 @@ template <class L, int V, class S>
 __device__ void write_partial(S* partials, std::int64_t columns, S (&mine)[L::kElements], S* shared) {
   S* const partial = partials + blockIdx.x * columns;
   if constexpr (L::kRows == 1) {
-    for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+    for_columns<L, V>(columns, [&](int i, int column, bool inside) {
       if (inside) {
 #pragma unroll
         for (int j = 0; j < V; ++j) {
@@ -168,7 +163,7 @@ __device__ void write_partial(S* partials, std::int64_t columns, S (&mine)[L::kE
     __syncthreads();  // no thread still reads the previous contents of `shared`
     if (threadIdx.x % kWarp < L::kThreads) {
       S* const own = shared + threadIdx.x / kWarp * L::kColumns;
-      for_packs<L, V>(columns, [&](int i, int column, bool) {
+      for_columns<L, V>(columns, [&](int i, int column, bool) {
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           own[column + j] = mine[i * V + j];
@@ -199,14 +194,13 @@ __device__ void write_partials(const BackwardRows<T, W>& a, ColumnSums<kCentered
   }
 }
 
-// Loads the weights of the thread's packs, in the `columns` columns from `begin` on; those past the end are zeros.
+// Loads the weights of the thread's packs; those past the end of the row are zeros.
 template <class L, int V, class W>
-__device__ void load_weights(const W* weight, std::int64_t begin, std::int64_t columns,
-                             Pack<W, V> (&packs)[L::kElements / V]) {
-  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+__device__ void load_weights(const W* weight, std::int64_t columns, Pack<W, V> (&packs)[L::kElements / V]) {
+  for_columns<L, V>(columns, [&](int i, int column, bool inside) {
     packs[i] = {};
     if (inside) {
-      packs[i] = load_or<V>(weight, begin + column, 1);
+      packs[i] = load_or<V>(weight, column, 1);
     }
   });
 }
@@ -216,7 +210,7 @@ __device__ void load_weights(const W* weight, std::int64_t begin, std::int64_t c
 template <class L, int V, class W>
 __device__ void load_weights_at_once(const W* weight, std::int64_t columns, Pack<W, V> (&packs)[L::kElements / V]) {
   const bool ones = weight == nullptr;
-  for_packs<L, V>(columns, [&](int i, int column, bool inside) {
+  for_columns<L, V>(columns, [&](int i, int column, bool inside) {
     packs[i] = {};
     if (inside && !ones) {
       packs[i] = load<V>(weight + column);

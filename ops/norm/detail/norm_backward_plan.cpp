@@ -8,13 +8,17 @@ namespace {
 
 constexpr std::int64_t kShortRow = 256;
 
+using namespace norm_backward_kernels;
+using rows::kPersistentBlocks;
+using rows::persistent_blocks;
+
+/// Which kernel streams rows, and how many blocks share each.
 struct StreamShape {
-  int packs = 0;  // per thread; 0: rows do not stream
-  int depth = 0;
+  StreamKernel kernel;
   int cluster = 1;
-  int chunks = 1;
-  int lanes = 0;  // that share a row; 0: a whole block or cluster
 };
+
+constexpr StreamShape kNone{{Group::block, 32, 0, 0, 1}};  // rows do not stream
 
 // The smallest number of blocks whose threads, with `elements` elements each, can hold a row; 0 if even 16 blocks
 // cannot.
@@ -27,81 +31,96 @@ int cluster_of(std::int64_t columns, int elements) {
 }
 
 // Aligned rows of up to kShortRow columns, read in packs of `pack` elements: 8 elements for each lane.
-StreamShape shape_of_short_rows(std::int64_t columns, int pack) {
-  return {.packs = 8 / pack, .depth = 4, .lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32};
+template <class List, int kPacks>
+StreamShape shape_of_short_rows(std::int64_t columns) {
+  return {columns <= 64    ? List::get(by_lanes(8, kPacks, 4))
+          : columns <= 128 ? List::get(by_lanes(16, kPacks, 4))
+                           : List::get(by_lanes(32, kPacks, 4))};
 }
 
 // Longer rows of 16-bit elements, read in packs of 8. Measured on an H200.
 StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
   if (columns <= 384) {
-    return {.packs = 2, .depth = 2};  // a warp has a row
+    return {Of16Bits::get(by_lanes(32, 2, 2))};
   }
   if (columns <= 512 || (columns > 672 && columns <= 1280)) {
-    return {.packs = 1, .depth = 3};
+    return {Of16Bits::get(by_block(1, 3))};
   }
   if (columns <= 10240) {
-    return {.packs = columns <= 8192 ? 2 : 3, .depth = 2};
+    return {columns <= 8192 ? Of16Bits::get(by_block(2, 2)) : Of16Bits::get(by_block(3, 2))};
   }
   if (columns <= 16384) {
-    return {.packs = 2, .depth = 4, .cluster = 2};
+    return {Of16Bits::get(by_cluster(2, 4)), 2};
   }
   const int cluster = columns <= 131072 ? 8 : cluster_of(columns, 32);
+  if (cluster == 0) {
+    return kNone;
+  }
   if (columns > std::int64_t{cluster} * kMostThreads * 16 && columns <= std::int64_t{cluster} * kMostThreads * 24) {
-    return {.packs = 3, .depth = 3, .cluster = cluster};  // with 4 packs, a quarter of the threads or more would idle
+    return {Of16Bits::get(by_cluster(3, 3)), cluster};  // with 4 packs, a quarter of the threads or more would idle
   }
   // Whether shared memory has room for 6 chunks beside the weights.
   const bool has_room = weight_size == 2 || columns <= std::int64_t{cluster} * 448 * 32;
-  return {.packs = cluster > 0 ? 4 : 0, .depth = has_room ? 6 : 5, .cluster = cluster, .chunks = 2};
+  return {has_room ? Of16Bits::get(by_cluster(4, 6, 2)) : Of16Bits::get(by_cluster(4, 5, 2)), cluster};
 }
 
 // The same for float32, read in packs of 4.
 StreamShape shape_of_float32(std::int64_t columns) {
   if (columns <= 8192) {
-    return {.packs = columns <= 1024 ? 2 : 4, .depth = 2};
+    return {columns <= 1024 ? OfFloat32::get(by_block(2, 2)) : OfFloat32::get(by_block(4, 2))};
   }
   if (columns <= 131072) {
-    return {.packs = 4, .depth = 3, .cluster = columns <= 65536 ? 8 : 16};
+    return {OfFloat32::get(by_cluster(4, 3)), columns <= 65536 ? 8 : 16};
   }
   if (columns <= 196608) {
-    return {.packs = 6, .depth = 5, .cluster = 16, .chunks = 3};
+    return {OfFloat32::get(by_cluster(6, 5, 3)), 16};
   }
   const int cluster = cluster_of(columns, 32);
-  return {.packs = cluster > 0 ? 8 : 0, .depth = 5, .cluster = cluster, .chunks = 4};
+  return cluster == 0 ? kNone : StreamShape{OfFloat32::get(by_cluster(8, 5, 4)), cluster};
 }
 
 // The same for rows of three matrices: x, dy and dsum.
-StreamShape shape_of_sums(std::int64_t columns, int pack, bool drops) {
-  if (columns <= (pack == 8 && !drops ? 12288 : 8192)) {
-    const int packs = pack == 4 ? columns <= 1024 ? 2 : 4 : columns <= 1536 ? 1 : columns <= 8192 ? 2 : 3;
-    return {.packs = packs, .depth = packs == 1 ? 4 : 2};
+template <class List>
+StreamShape shape_of_sums_of_16_bits(std::int64_t columns, bool drops) {
+  if (columns <= 8192) {
+    return {columns <= 1536 ? List::get(by_block(1, 4)) : List::get(by_block(2, 2))};
   }
-  const int cluster = cluster_of(columns, 2 * pack);
-  return {.packs = cluster > 0 ? 2 : 0, .depth = 4, .cluster = cluster};
+  if (columns <= 12288 && !drops) {
+    return {SumsOf16Bits::get(by_block(3, 2))};
+  }
+  const int cluster = cluster_of(columns, 16);
+  return cluster == 0 ? kNone : StreamShape{List::get(by_cluster(2, 4)), cluster};
+}
+StreamShape shape_of_sums_of_float32(std::int64_t columns) {
+  if (columns <= 8192) {
+    return {columns <= 1024 ? SumsOfFloat32::get(by_block(2, 2)) : SumsOfFloat32::get(by_block(4, 2))};
+  }
+  const int cluster = cluster_of(columns, 8);
+  return cluster == 0 ? kNone : StreamShape{SumsOfFloat32::get(by_cluster(2, 4)), cluster};
 }
 
 StreamShape shape_of(const NormBackwardCase& c) {
-  const int pack = 16 / c.size;
   if (!c.packs) {
-    return {};
+    return kNone;
   }
-  if (c.columns <= kShortRow) {
-    const bool held = c.size == 4 && c.source == GradientSource::y;
-    return held ? StreamShape{} : shape_of_short_rows(c.columns, pack);
+  const bool is_short = c.columns <= kShortRow;
+  if (c.size == 4) {
+    if (c.source == GradientSource::y) {
+      return is_short ? kNone : shape_of_float32(c.columns);
+    }
+    return is_short ? shape_of_short_rows<SumsOfFloat32, 2>(c.columns) : shape_of_sums_of_float32(c.columns);
   }
-  if (c.source != GradientSource::y) {
-    return shape_of_sums(c.columns, pack, c.source == GradientSource::y_and_dropped_sum);
+  switch (c.source) {
+    case GradientSource::y:
+      return is_short ? shape_of_short_rows<Of16Bits, 1>(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
+    case GradientSource::y_and_sum:
+      return is_short ? shape_of_short_rows<SumsOf16Bits, 1>(c.columns)
+                      : shape_of_sums_of_16_bits<SumsOf16Bits>(c.columns, /*drops=*/false);
+    case GradientSource::y_and_dropped_sum:
+      return is_short ? shape_of_short_rows<DroppedSumsOf16Bits, 1>(c.columns)
+                      : shape_of_sums_of_16_bits<DroppedSumsOf16Bits>(c.columns, /*drops=*/true);
   }
-  return c.size == 4 ? shape_of_float32(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
-}
-
-// Divides `columns` among the blocks of p's cluster, and a block's part among whole warps with p.packs packs of V
-// columns per thread.
-void divide(StreamPlan& p, std::int64_t columns, int V, int most_threads) {
-  constexpr std::int64_t kUnit = 64;
-  p.slab = static_cast<int>((columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
-  const int warp_columns = p.packs * V * 32;
-  p.threads = (p.slab + warp_columns - 1) / warp_columns * 32;
-  p.groups = std::max(1, most_threads / p.threads);
+  return kNone;
 }
 
 // The number of teams to launch: blocks, or clusters.
@@ -109,30 +128,29 @@ std::int64_t stream_teams(const StreamPlan& p, std::int64_t rows) {
   return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, (rows + p.groups - 1) / p.groups);
 }
 
-// How `shape` divides rows among threads, and the layout of shared memory. packs is 0 if there is not enough shared
-// memory.
-StreamPlan stream_plan(const NormBackwardCase& c, int pack, const StreamShape& shape) {
-  StreamPlan p{.packs = shape.packs, .cluster = shape.cluster};
-  if (shape.packs == 0) {
+// How `shape` divides rows among threads, and the layout of shared memory. No threads if there is not enough of it.
+StreamPlan stream_plan(const NormBackwardCase& c, const StreamShape& shape) {
+  constexpr std::int64_t kUnit = 64;  // columns; slabs are multiples of it
+  const StreamKernel& kernel = shape.kernel;
+  StreamPlan p{.cluster = shape.cluster};
+  if (kernel.packs == 0) {
     return p;
   }
-  divide(p, c.columns, pack, kMostThreads);
-  if (shape.lanes > 0) {
-    p.threads = shape.lanes;
-    p.groups = kMostThreads / p.threads;
-  }
+  const int pack = 16 / c.size;
+  const int elements = kernel.packs * pack;  // of a row, per thread
+  p.slab = static_cast<int>((c.columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
+  p.threads = kernel.group == Group::warp ? kernel.lanes : (p.slab + elements * 32 - 1) / (elements * 32) * 32;
+  p.groups = std::max(1, kMostThreads / p.threads);
   const bool drops = c.source == GradientSource::y_and_dropped_sum;
   const int matrices = c.source == GradientSource::y ? 2 : 3;
-  const bool in_registers = weights_in_registers(p.packs * pack, std::min(p.threads, 32), drops);
-  p.kept_bytes = in_registers ? 0 : p.threads * p.packs * pack * c.weight_size;
-  const int chunk_elements = p.packs / shape.chunks * pack;
-  const int chunk_bytes = p.block() * chunk_elements * matrices * c.size;
+  p.kept_bytes = weights_in_registers(elements, kernel.lanes, drops) ? 0 : p.threads * elements * c.weight_size;
+  const int chunk_bytes = p.block() * elements / kernel.chunks * matrices * c.size;
   // Rows of partials that a block adds up.
   const int folds = std::max(1, p.block() / std::max(32, p.threads));
   const int fold_bytes = folds > 1 ? matrices * folds * p.slab * 4 : 0;
-  p.stream_bytes = std::max(fold_bytes, shape.depth * chunk_bytes);
+  p.stream_bytes = std::max(fold_bytes, kernel.depth * chunk_bytes);
   if (p.block() > kMostThreads || p.shared_bytes() > kStreamShared) {
-    p.packs = 0;
+    p.threads = 0;
   }
   return p;
 }
@@ -152,17 +170,14 @@ std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
 NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   if (c.size <= 4 && c.clusters) {
     const StreamShape shape = shape_of(c);
-    const int pack = 16 / c.size;
-    StreamPlan stream = stream_plan(c, pack, shape);
-    if (stream.packs > 0) {
+    const StreamPlan stream = stream_plan(c, shape);
+    if (stream.threads > 0) {
       const std::int64_t teams = teams_of(c, stream);
       return {.kernel = NormBackwardKernel::streamed,
               .partial_rows = teams,
               .teams = teams,
-              .pack = pack,
-              .lanes = shape.lanes > 0 ? shape.lanes : 32,
-              .chunks = shape.chunks,
-              .depth = shape.depth,
+              .pack = 16 / c.size,
+              .shape = shape.kernel,
               .stream = stream};
     }
   }

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include <mica/ops/detail/row_team.h>
+#include <mica/ops/rows/row_plan.h>
 
 namespace mica::kernels::norm_cuda {
 
@@ -46,9 +46,45 @@ struct alignas(16) MeetingPlaces {
   float numbers[kMeetings][2][kMostMembers];
 };
 
+/// A kernel that streams rows: who shares a row, by how many lanes of a warp, and a thread's packs of it. A row is cut
+/// into chunks; the ring in shared memory has `depth` of them.
+struct StreamKernel {
+  rows::Group group;
+  int lanes;
+  int packs;
+  int depth;
+  int chunks;
+
+  bool operator==(const StreamKernel&) const = default;
+};
+
+// The kernels, by the size of an element and by GradientSource.
+namespace norm_backward_kernels {
+
+using rows::Group;
+using rows::Kernels;
+
+constexpr StreamKernel by_lanes(int lanes, int packs, int depth) { return {Group::warp, lanes, packs, depth, 1}; }
+constexpr StreamKernel by_block(int packs, int depth) { return {Group::block, 32, packs, depth, 1}; }
+constexpr StreamKernel by_cluster(int packs, int depth, int chunks = 1) {
+  return {Group::cluster, 32, packs, depth, chunks};
+}
+
+using Of16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_lanes(32, 2, 2), by_block(1, 3),
+                         by_block(2, 2), by_block(3, 2), by_cluster(2, 4), by_cluster(3, 3), by_cluster(4, 5, 2),
+                         by_cluster(4, 6, 2)>;
+using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2),
+                             by_block(3, 2), by_cluster(2, 4)>;
+using DroppedSumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4),
+                                    by_block(2, 2), by_cluster(2, 4)>;
+using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(4, 3), by_cluster(6, 5, 3), by_cluster(8, 5, 4)>;
+using SumsOfFloat32 = Kernels<by_lanes(8, 2, 4), by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2),
+                              by_cluster(2, 4)>;
+
+}  // namespace norm_backward_kernels
+
 /// How rows stream through shared memory: which threads share a row, and the layout of a block's shared memory.
 struct StreamPlan {
-  int packs = 0;         // of a row, per thread; 0: rows of this length need another kernel
   int threads = 0;       // per block, that share a row
   int groups = 1;        // groups of `threads` threads in a block
   int cluster = 1;       // blocks that share a row
@@ -63,7 +99,6 @@ struct StreamPlan {
   }
   constexpr int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
   constexpr int shared_bytes() const { return stream_begin() + stream_bytes; }
-  constexpr Team team() const { return cluster > 1 ? Team::cluster : threads <= 32 ? Team::warp : Team::block; }
 };
 
 /// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, if
@@ -78,9 +113,7 @@ struct NormBackwardPlan {
   std::int64_t teams = 0;         // that share the rows, if these are streamed
   int pack = 1;                   // columns per load
   // For streamed rows:
-  int lanes = 32;  // lanes of a warp that share a row
-  int chunks = 1;  // chunks that a row is cut into
-  int depth = 0;   // chunks that the shared memory holds
+  StreamKernel shape = {rows::Group::block, 32, 0, 0, 1};
   StreamPlan stream = {};
 };
 

@@ -37,7 +37,7 @@ template <class Policy, class T, class W, class Shape>
 class StreamedBackward {
  public:
   __device__ StreamedBackward(const BackwardRows<T, W>& a, const StreamPlan& p, const typename Shape::Place& at,
-                              Meeting<Shape::kTeam>& meeting, unsigned char* memory)
+                              Meeting<Shape::kGroup>& meeting, unsigned char* memory)
       : a_(a),
         p_(p),
         memory_(memory),
@@ -77,7 +77,7 @@ class StreamedBackward {
       } else {
         row.statistics = statistics_.take();
         float sums = begin_row(row, place, D - 1);
-        if constexpr (kTeam != Team::warp) {
+        if constexpr (kGroup != Group::warp) {
           meeting_.leave(sums);
           sums = meeting_.take();
         }
@@ -96,14 +96,14 @@ class StreamedBackward {
   static constexpr int D = Shape::D;
   static constexpr int kLanes = Shape::kLanes;
   static constexpr int kChunk = Shape::kChunk;
-  static constexpr Team kTeam = Shape::kTeam;
+  static constexpr Group kGroup = Shape::kGroup;
   static constexpr int kElements = P * V;
   static constexpr bool kCentered = Policy::kCentered;
   // Whether pass 1 of a row precedes pass 2 of the previous row.
-  static constexpr bool kAhead = kTeam == Team::cluster && D >= 2 * C;
+  static constexpr bool kAhead = kGroup == Group::cluster && D >= 2 * C;
   // If a thread has at most this many elements of a row, x̂ and g can stay in registers.
   static constexpr int kMostHeldElements = Policy::kDrops ? 8 : 16;
-  static constexpr bool kHeld = kTeam != Team::cluster && C == 1 && kElements <= kMostHeldElements;
+  static constexpr bool kHeld = kGroup != Group::cluster && C == 1 && kElements <= kMostHeldElements;
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
   static constexpr bool kFetchEarly = kHeld && !Policy::kAdds;
   static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, kLanes, Policy::kDrops);
@@ -189,11 +189,11 @@ class StreamedBackward {
     const float rstd = row.statistics.rstd;
     // dx = g · rstd + x̂ · slope + offset
     const float offset = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ * rstd : 0.0f;
-    const float gx_sum = kCentered             ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes)
-                         : kTeam == Team::warp ? sums
-                                               : __shfl_sync(kAllLanes, sums, 0);
+    const float gx_sum = kCentered               ? __shfl_sync(kAllLanes, sums, kLanes / 2, kLanes)
+                         : kGroup == Group::warp ? sums
+                                                 : __shfl_sync(kAllLanes, sums, 0);
     const float slope = -gx_sum * reciprocal_ * rstd;
-    const int packs = kLanes == kWarp || row.present ? compare_again<Shape>(at_.packs) : 0;
+    const int packs = kLanes == kWarp || row.present ? at_.packs : 0;
 #pragma unroll
     for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
 #pragma unroll
@@ -340,7 +340,7 @@ class StreamedBackward {
   const StreamPlan& p_;
   unsigned char* const memory_;
   const typename Shape::Place at_;
-  Meeting<kTeam>& meeting_;
+  Meeting<kGroup>& meeting_;
   Ahead ahead_;
   StatisticsAhead<T, W, kCentered, Shape> statistics_;
   const Weights<W, Shape, kWeightsInRegisters> weights_;
@@ -358,68 +358,36 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     norm_backward_stream_kernel(const BackwardRows<T, W> a, const StreamPlan p) {
   extern __shared__ __align__(128) unsigned char memory[];
   using Place = typename Shape::Place;
-  Meeting<Shape::kTeam> meeting(p, Place::block_rank(), memory);
+  Meeting<Shape::kGroup> meeting(p, Place::block_rank(), memory);
   StreamedBackward<Policy, T, W, Shape>(a, p, Place(p, a.columns, Shape::V, Shape::P), meeting, memory).run();
   meeting.close();
 }
 
 // On the host.
 
-/// Calls f with each StreamShape that plan_norm_backward() may choose.
-template <class Policy, class T, class W, class F>
-void with_shapes(const F& f) {
-  constexpr bool kSums = Policy::kAdds;
-  constexpr int kOne = kSums ? 4 : 3;  // depth with one pack per thread, in a block
-  if constexpr (sizeof(T) == 2) {
-    f(StreamShape<8, 1, Team::warp, 8, 1, 4>{});
-    f(StreamShape<8, 1, Team::warp, 16, 1, 4>{});
-    f(StreamShape<8, 1, Team::warp, 32, 1, 4>{});
-    f(StreamShape<8, 1, Team::block, 32, 1, kOne>{});
-    f(StreamShape<8, 2, Team::block, 32, 1, 2>{});
-    f(StreamShape<8, 2, Team::cluster, 32, 1, 4>{});
-    if constexpr (!Policy::kDrops) {
-      f(StreamShape<8, 3, Team::block, 32, 1, 2>{});
-    }
-    if constexpr (!kSums) {
-      f(StreamShape<8, 2, Team::warp, 32, 1, 2>{});
-      f(StreamShape<8, 3, Team::cluster, 32, 1, 3>{});
-      f(StreamShape<8, 4, Team::cluster, 32, 2, 6>{});
-      if constexpr (sizeof(W) == 4) {
-        f(StreamShape<8, 4, Team::cluster, 32, 2, 5>{});
-      }
-    }
-  } else {
-    f(StreamShape<4, 2, Team::block, 32, 1, 2>{});
-    f(StreamShape<4, 4, Team::block, 32, 1, 2>{});
-    if constexpr (kSums) {
-      f(StreamShape<4, 2, Team::warp, 8, 1, 4>{});
-      f(StreamShape<4, 2, Team::warp, 16, 1, 4>{});
-      f(StreamShape<4, 2, Team::warp, 32, 1, 4>{});
-      f(StreamShape<4, 2, Team::cluster, 32, 1, 4>{});
-    } else {
-      f(StreamShape<4, 4, Team::cluster, 32, 1, 3>{});
-      f(StreamShape<4, 6, Team::cluster, 32, 3, 5>{});
-      f(StreamShape<4, 8, Team::cluster, 32, 4, 5>{});
-    }
-  }
-}
+/// The kernels for a policy.
+template <class Policy, class T>
+using StreamKernels = std::conditional_t<
+    sizeof(T) == 4,
+    std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOfFloat32, norm_backward_kernels::OfFloat32>,
+    std::conditional_t<
+        Policy::kDrops, norm_backward_kernels::DroppedSumsOf16Bits,
+        std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOf16Bits, norm_backward_kernels::Of16Bits>>>;
 
 /// Launches the kernel that the plan has chosen.
 template <class Policy, class T, class W>
 void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   const StreamPlan& p = plan.stream;
-  bool found = false;
-  const auto run = [&]<class Shape>(Shape) {
-    if (plan.pack == Shape::V && p.packs == Shape::P && p.team() == Shape::kTeam && plan.lanes == Shape::kLanes &&
-        plan.chunks == Shape::C && plan.depth == Shape::D) {
-      found = true;
+  const bool found = StreamKernels<Policy, T>::call(plan.shape, [&]<StreamKernel kKernel>() {
+    // 16-bit weights always leave room for 6 chunks.
+    if constexpr (kKernel.depth != 5 || sizeof(W) == 4) {
       cuda::Launch(static_cast<unsigned>(plan.teams * p.cluster), dim3(p.threads, p.groups), p.shared_bytes())
           .cluster(p.cluster)
-          .run(norm_backward_stream_kernel<Policy, T, W, Shape>, "norm_backward_stream_kernel", a, p);
+          .run(norm_backward_stream_kernel<Policy, T, W, StreamShape<16 / sizeof(T), kKernel>>,
+               "norm_backward_stream_kernel", a, p);
     }
-  };
-  with_shapes<Policy, T, W>(run);
-  check(found, "norm_backward: there is no kernel with {} packs of {} a thread", p.packs, plan.pack);
+  });
+  check(found, "norm_backward: no kernel streams {} packs a thread", plan.shape.packs);
 }
 
 }  // namespace mica::kernels::norm_cuda

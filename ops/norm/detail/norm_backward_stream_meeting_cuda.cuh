@@ -24,7 +24,7 @@ __device__ float sum_pair_of_lanes(float a, float b) {
 /// Wherever a warp has two numbers, the first is in its lower 16 lanes, the second in the upper ones. In each half,
 /// only four lanes read numbers, and these same lanes arrive at barriers. So each lane's arrival follows its own reads.
 /// If one lane arrived for all, after __syncwarp(), race checkers would report a hazard.
-template <Team kTeam>
+template <Group kGroup>
 class Meeting {
  public:
   __device__ Meeting(const StreamPlan& p, int rank, unsigned char* memory)
@@ -32,15 +32,15 @@ class Meeting {
         warps_(p.warps()),
         rank_(rank),
         places_(reinterpret_cast<MeetingPlaces*>(memory) + threadIdx.y * kLevels) {
-    if (kTeam != Team::warp && threadIdx.x == 0) {
+    if (kGroup != Group::warp && threadIdx.x == 0) {
 #pragma unroll
       for (int i = 0; i < kMeetings; ++i) {
         cuda::init_barrier(places_[0].barriers + i, 2 * kReaders * warps_);
-        if (kTeam == Team::cluster) {
+        if (kGroup == Group::cluster) {
           cuda::init_barrier(places_[1].barriers + i, 1);
         }
       }
-      if (kTeam == Team::cluster) {
+      if (kGroup == Group::cluster) {
         cuda::publish_barriers();
       }
     }
@@ -50,7 +50,7 @@ class Meeting {
   /// Call it after the constructor, and after copies have begun. Waits for the barriers of all blocks of the team, and
   /// for what this block's threads have written to shared memory.
   __device__ void open() {
-    if (kTeam != Team::warp && threadIdx.x < kWarp) {
+    if (kGroup != Group::warp && threadIdx.x < kWarp) {
       // Absent members then add 0.
       static_assert(sizeof(MeetingPlaces::numbers) == kWarp * sizeof(float4));
 #pragma unroll
@@ -59,7 +59,7 @@ class Meeting {
       }
     }
     __syncthreads();
-    if (kTeam == Team::cluster) {
+    if (kGroup == Group::cluster) {
       cuda::arrive_in_cluster();
       cuda::wait_for_cluster();
     }
@@ -77,7 +77,7 @@ class Meeting {
     if (lane % (kWarp / 2) < kReaders) {
       cuda::arrive(places_[0].barriers + slot);
     }
-    if constexpr (kTeam == Team::cluster) {
+    if constexpr (kGroup == Group::cluster) {
       if (left_ % warps_ == warp) {  // the warps take turns
         cuda::wait(places_[0].barriers + slot, left_ / kMeetings % 2);
         const float block = __shfl_sync(kAllLanes, add_up(places_[0], slot), 0, kWarp / 2);
@@ -101,7 +101,7 @@ class Meeting {
     const int parity = taken_ / kMeetings % 2;
     MeetingPlaces& last = places_[kLevels - 1];
     cuda::wait(last.barriers + slot, parity);
-    if (kTeam == Team::cluster) {
+    if (kGroup == Group::cluster) {
       // This phase was completed earlier. Waiting for it nevertheless orders this warp after the reads of the other
       // warps, which race checkers recognize, too.
       cuda::wait(places_[0].barriers + slot, parity);
@@ -112,14 +112,14 @@ class Meeting {
 
   /// Call it before the kernel ends: blocks must not send numbers to a block that has exited.
   __device__ void close() const {
-    if (kTeam == Team::cluster) {
+    if (kGroup == Group::cluster) {
       cuda::arrive_in_cluster();
       cuda::wait_for_cluster();
     }
   }
 
  private:
-  static constexpr int kLevels = kTeam == Team::cluster ? 2 : 1;
+  static constexpr int kLevels = kGroup == Group::cluster ? 2 : 1;
   static constexpr int kReaders = 4;  // lanes that read the first numbers, and as many that read the second ones
 
   // Where a member's number is. Each reader gets four of them by one load.

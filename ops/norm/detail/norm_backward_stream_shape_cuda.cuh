@@ -17,7 +17,7 @@ namespace mica::kernels::norm_cuda {
 /// Which rows and packs a thread has. Its packs of a row are first_pack, first_pack + kLanes, …, so that those of
 /// neighboring lanes are adjacent. If a warp has several rows, these are adjacent, too, and kLanes neighboring lanes
 /// share each of them.
-template <Team kTeam, int kLanes = kWarp>
+template <Group kGroup, int kLanes = kWarp>
 struct StreamPlace {
   int rank;                                          // the block's, among those that share a row
   int columns;                                       // in the block's slab
@@ -31,7 +31,7 @@ struct StreamPlace {
 
   __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
     rank = block_rank();
-    begin = kTeam == Team::cluster ? std::int64_t{rank} * p.slab : 0;
+    begin = kGroup == Group::cluster ? std::int64_t{rank} * p.slab : 0;
     const std::int64_t left = row_columns - begin;
     columns = static_cast<int>(left < 0 ? 0 : left < p.slab ? left : p.slab);
     const int lane = threadIdx.x % kLanes;
@@ -48,26 +48,25 @@ struct StreamPlace {
     return (group / kNeighbors * teams(p) + team(p)) * kNeighbors + group % kNeighbors;
   }
 
-  __device__ static int teams(const StreamPlan& p) { return gridDim.x / (kTeam == Team::cluster ? p.cluster : 1); }
-  __device__ static int team(const StreamPlan& p) { return blockIdx.x / (kTeam == Team::cluster ? p.cluster : 1); }
-  __device__ static int block_rank() { return kTeam == Team::cluster ? cuda::cluster_rank() : 0; }
+  __device__ static int teams(const StreamPlan& p) { return gridDim.x / (kGroup == Group::cluster ? p.cluster : 1); }
+  __device__ static int team(const StreamPlan& p) { return blockIdx.x / (kGroup == Group::cluster ? p.cluster : 1); }
+  __device__ static int block_rank() { return kGroup == Group::cluster ? cuda::cluster_rank() : 0; }
   /// The number of the row of partial sums of these rows.
   __device__ int partial_row(const StreamPlan& p) const { return team(p); }
 };
 
-/// The sizes of a kernel that streams rows. A pack has V columns. A thread has P packs of a row, in C chunks, of which
-/// the shared memory holds D. A row belongs to kLanes lanes of a warp, or to all threads of a larger team.
-template <int V_, int P_, Team kTeam_, int kLanes_, int C_, int D_>
+/// The sizes of a kernel that streams rows, in packs of V columns.
+template <int V_, StreamKernel kKernel>
 struct StreamShape {
   static constexpr int V = V_;
-  static constexpr int P = P_;
-  static constexpr Team kTeam = kTeam_;
-  static constexpr int kLanes = kLanes_;
-  static constexpr int C = C_;
-  static constexpr int D = D_;
+  static constexpr int P = kKernel.packs;
+  static constexpr Group kGroup = kKernel.group;
+  static constexpr int kLanes = kKernel.lanes;
+  static constexpr int C = kKernel.chunks;
+  static constexpr int D = kKernel.depth;
   static constexpr int kChunk = P / C;  // packs
   static_assert(C * kChunk == P);
-  using Place = StreamPlace<kTeam, kLanes>;
+  using Place = StreamPlace<kGroup, kLanes>;
 };
 
 }  // namespace mica::kernels::norm_cuda

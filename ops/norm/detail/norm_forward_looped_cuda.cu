@@ -1,61 +1,98 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
+#include <mica/ops/rows/row_loop.cuh>
 
-// Forward for rows of any length. One block computes a row, and reads it again in each pass:
+// Forward for rows of any length and alignment. One block computes a row, which it reads twice:
 //
-//   x ──▶ mean ──▶ squares ──▶ y        centered
-//   x ──▶ squares ──▶ y                 not centered
+//   x ──▶ moments of batches, joined, and reduced over the block        x ──▶ · rstd, weight, bias ──▶ y
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// A block's row, which is read as the differences scale · x − shift.
-template <class T, class W, int V>
+/// A row, which is read as the differences scale · x − shift. The shift is the scaled first element, or 0.
+template <bool kCentered, class T, int V>
 class LoopedRow {
  public:
   using S = Accumulate<T>;
+  using Threads = RowGroup<std::conditional_t<kCentered, Moments<S>, RowSums<S, 1>>, Group::block, kWarp,
+                           /*kSeveral=*/false, /*kBuffers=*/2>;
 
   __device__ LoopedRow(const T* row, std::int64_t columns) : row_(row), columns_(columns) {}
 
-  /// Sets the scale and, for centered norms, the shift: the scaled first element.
+  __device__ S scale() const { return scale_; }
+  __device__ S shift() const { return shift_; }
+
+  /// Returns the row's moments. If its squares overflow, sets the scale, and computes them again.
+  __device__ MeanAndSquares<S> find_moments(Threads& threads) {
+    if constexpr (!kCentered) {
+      RowSums<S, 1> mine{};
+      for_packs<V>({row_}, columns_, [&](std::int64_t, const Pack<T, V>(&pack)[1]) {
+        S x[V];
+        unpack(pack[0], x);
+#pragma unroll
+        for (const S value : x) {
+          mine.at[0] = fma(value, value, mine.at[0]);
+        }
+      });
+      return {0, threads.all_reduce(mine).at[0]};
+    } else {
+      scale_by(1);
+      MeanAndSquares<S> found = moments_at_scale(threads);
+      if (!isfinite(found.squares)) {
+        scale_by(kShrink<S>);
+        found = moments_at_scale(threads);
+      }
+      return found;
+    }
+  }
+
+  /// The differences of a pack.
+  __device__ void differences(const Pack<T, V>& pack, S (&x)[V]) const {
+    unpack(pack, x);
+#pragma unroll
+    for (S& value : x) {
+      value = fma(value, scale_, -shift_);
+    }
+  }
+
+ private:
   __device__ void scale_by(S scale) {
     scale_ = scale;
     shift_ = static_cast<S>(row_[0]) * scale;
   }
-  __device__ S scale() const { return scale_; }
-  __device__ S shift() const { return shift_; }
 
-  /// Calls f(column, differences) for each of the thread's packs.
-  template <class F>
-  __device__ void for_packs(const F& f) const {
-#pragma unroll 4
-    for (std::int64_t column = threadIdx.x * V; column < columns_; column += kForwardBlock * V) {
-      S x[V];
-      unpack(load<V>(row_ + column), x);
+  __device__ MeanAndSquares<S> moments_at_scale(Threads& threads) const {
+    constexpr int kBatchElements = kBatch<V> * V;
+    Moments<S> mine{};
+    for_batches<V>({row_}, columns_, [&](std::int64_t, const Pack<T, V>(&packs)[kBatch<V>][1], int count) {
+      S x[kBatch<V>][V];
+      S sum = 0;
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        x[j] = fma(x[j], scale_, -shift_);
-      }
-      f(column, x);
-    }
-  }
-
-  /// Returns the sum of term(difference) over the row, with the same bits in each thread.
-  template <class Threads, class F>
-  __device__ S sum_of(Threads& threads, const F& term) const {
-    S sum = 0;
-    for_packs([&](std::int64_t, const S(&x)[V]) {
+      for (int i = 0; i < kBatch<V>; ++i) {
+        differences(packs[i][0], x[i]);
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        sum += term(x[j]);
+        for (const S value : x[i]) {
+          sum += i < count ? value : S(0);
+        }
       }
+      const S elements = static_cast<S>(count * V);
+      const S mean = sum * (count == kBatch<V> ? S(1) / kBatchElements : reciprocal(elements));
+      S squares = 0;
+#pragma unroll
+      for (int i = 0; i < kBatch<V>; ++i) {
+#pragma unroll
+        for (const S value : x[i]) {
+          squares = i < count ? fma(value - mean, value - mean, squares) : squares;
+        }
+      }
+      mine.join({mean, squares, elements});
     });
-    return threads.all_reduce({sum}).at[0];
+    const Moments<S> all = threads.all_reduce(mine);
+    return {all.mean, all.squares};
   }
 
- private:
   const T* row_;
   std::int64_t columns_;
   S scale_ = 1;
@@ -63,52 +100,41 @@ class LoopedRow {
 };
 
 template <class N, class T, class W, int V>
-__global__ void __launch_bounds__(kForwardBlock, 1) norm_forward_looped_kernel(const Forward<T, W> a) {
+__global__ void __launch_bounds__(kLoopThreads, sizeof(T) == 8 ? 1 : 2)
+    norm_forward_looped_kernel(const Forward<T, W> a) {
   using S = Accumulate<T>;
-  using Threads = RowGroup<RowSums<S, 1>, Group::block, kWarp, /*kSeveral=*/false, /*kBuffers=*/2>;
-  __shared__ typename Threads::Shared shared;
-  Threads threads(shared);
+  using Row = LoopedRow<N::kCentered, T, V>;
+  __shared__ typename Row::Threads::Shared shared;
+  typename Row::Threads threads(shared);
   for (std::int64_t i = blockIdx.x; i < a.rows; i += gridDim.x) {
-    LoopedRow<T, W, V> row(a.x + i * a.columns, a.columns);
-    S mean = 0;
-    S squares;
-    if constexpr (N::kCentered) {
-      row.scale_by(1);
-#pragma unroll 1
-      while (true) {
-        mean = row.sum_of(threads, [](S x) { return x; }) * a.in_row;
-        squares = row.sum_of(threads, [&](S x) { return (x - mean) * (x - mean); });
-        if (row.scale() != 1 || isfinite(squares)) {
-          break;
-        }
-        row.scale_by(kShrink<S>);
-      }
-    } else {
-      squares = row.sum_of(threads, [](S x) { return x * x; });
-    }
-    const S rstd = rsqrt(squares * a.in_row + a.eps * row.scale() * row.scale());
-    row.for_packs([&](std::int64_t column, S(&x)[V]) {
+    const T* const x_row = a.x + i * a.columns;
+    Row row(x_row, a.columns);
+    const MeanAndSquares<S> m = row.find_moments(threads);
+    const S rstd = rsqrt(m.squares * a.in_row + a.eps * row.scale() * row.scale());
+    for_packs<V>({x_row}, a.columns, [&](std::int64_t column, const Pack<T, V>(&pack)[1]) {
+      S x[V];
       S w[V];
       S b[V] = {};
+      row.differences(pack[0], x);
       unpack(load_or<V>(a.weight, column, 1), w);
       if constexpr (N::kCentered) {
         unpack(load_or<V>(a.bias, column, 0), b);
       }
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        x[j] = fma((x[j] - mean) * rstd, w[j], b[j]);
+        x[j] = fma((x[j] - m.mean) * rstd, w[j], b[j]);
       }
       store(a.y + i * a.columns + column, pack_of<T>(x));
     });
     if (threadIdx.x == 0) {
-      write_statistics<N>(a, i, row.shift() + mean, mean_rounding(row.shift(), mean), rstd, row.scale());
+      write_statistics<N>(a, i, row.shift() + m.mean, mean_rounding(row.shift(), m.mean), rstd, row.scale());
     }
   }
 }
 
 template <class N, class T, class W, int V>
 void launch(const Forward<T, W>& a) {
-  norm_forward_looped_kernel<N, T, W, V><<<grid_of(a.rows), kForwardBlock, 0, cuda::current_stream()>>>(a);
+  norm_forward_looped_kernel<N, T, W, V><<<grid_of(a.rows), kLoopThreads, 0, cuda::current_stream()>>>(a);
   cuda::check_launch("norm_forward_looped_kernel");
 }
 
