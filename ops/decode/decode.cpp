@@ -231,11 +231,8 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
       return by_other_ops(options.norm_weight.defined() ? normed() : x, weights, options);
     }
     const Tensor y = empty(shape, x.dtype(), x.device());
-    const Tensor input = options.norm_weight.defined() ? empty(x.shape(), x.dtype(), x.device()) : x;
+    const Tensor input = options.norm_weight.defined() ? normed() : x;
     on_cuda(x.device(), [&](auto device) {
-      if (options.norm_weight.defined()) {
-        kernels::decode_norm(device, {.x = x, .weight = options.norm_weight, .eps = options.eps, .y = input});
-      }
       kernels::decode_linear_many(device, {.x = input, .weights = weights, .options = options, .y = y});
     });
     return y;
@@ -335,13 +332,9 @@ Tensor decode_linear_append(const Tensor& x, const std::vector<DecodeWeight>& we
     a.qkv = decode_linear(x, weights, options);
     return decode_append(a, first);
   }
-  const bool normed = options.norm_weight.defined();
-  const Tensor input = normed ? empty(x.shape(), x.dtype(), x.device()) : x;
+  const Tensor input = options.norm_weight.defined() ? rms_norm(x, {x.size(1)}, options.norm_weight, options.eps) : x;
   const Tensor queries = empty({shape[0], a.heads * width}, x.dtype(), x.device());
   on_cuda(queries.device(), [&](auto device) {
-    if (normed) {
-      kernels::decode_norm(device, {.x = x, .weight = options.norm_weight, .eps = options.eps, .y = input});
-    }
     kernels::decode_linear_many(device,
                                 {.x = input, .weights = weights, .options = options, .y = queries, .append = to});
   });

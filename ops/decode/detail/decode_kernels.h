@@ -44,15 +44,6 @@ void decode_linear_many(Cuda, const DecodeLinearArgs& args);
 bool can_decode_linear_many(Cuda, const Tensor& x, const std::vector<DecodeWeight>& weights,
                             const DecodeLinearOptions& options);
 
-/// y = rms_norm(x). All tensors are contiguous and of one 16-bit dtype; rows and weight are aligned to 16 bytes.
-struct DecodeNormArgs {
-  const Tensor& x;  // (M, in)
-  const Tensor& weight;
-  double eps;
-  const Tensor& y;  // out
-};
-void decode_norm(Cuda, const DecodeNormArgs& args);
-
 /// Whether decode_linear_many() can append to the cache: for heads of 64 columns without norms of their own, no
 /// padding, and one sequence or a multiple of 64 positions.
 bool can_decode_linear_append(Cuda, const DecodeAppendTo& to, const DecodeAttention& a);

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
 
 // Computes dx only. A block processes a whole row, which it reads twice.
 template <bool kCentered, class T, class W, int V>
-__global__ void __launch_bounds__(kLoopThreads, sizeof(T) == 8 ? 1 : 2)
+__global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
     norm_backward_looped_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
   using Threads = RowGroup<RowSums<S, 2>, Group::block, kWarp, /*kSeveral=*/false, /*kBuffers=*/2>;

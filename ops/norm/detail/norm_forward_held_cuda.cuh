@@ -471,6 +471,8 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     norm_forward_held_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
   __shared__ typename H::Threads::Shared shared;
   extern __shared__ __align__(16) unsigned char memory[];
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
   typename H::Threads threads(shared, p.blocks);
   const Rows<H> rows(p, static_cast<int>(blockIdx.x));
   if constexpr (H::kPersistent) {
@@ -538,7 +540,7 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
                                 : H::kSingleWave            ? "norm_forward_held_kernel<single_wave>"
                                 : H::kGroup == Group::block ? "norm_forward_held_kernel<block>"
                                                             : "norm_forward_held_kernel<warp>";
-  launch.grid(blocks * p.blocks).run(kernel, kName, a, addends, p);
+  launch.grid(blocks * p.blocks).dependent().run(kernel, kName, a, addends, p);
 }
 
 /// The kernels for a kind of norm.

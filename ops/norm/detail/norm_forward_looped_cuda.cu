@@ -1,5 +1,4 @@
-#include <mica/core/cuda/error.h>
-#include <mica/core/cuda/stream.h>
+#include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 #include <mica/ops/rows/row_loop.cuh>
 
@@ -100,11 +99,13 @@ class LoopedRow {
 };
 
 template <class N, class T, class W, int V>
-__global__ void __launch_bounds__(kLoopThreads, sizeof(T) == 8 ? 1 : 2)
+__global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
     norm_forward_looped_kernel(const Forward<T, W> a) {
   using S = Accumulate<T>;
   using Row = LoopedRow<N::kCentered, T, V>;
   __shared__ typename Row::Threads::Shared shared;
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
   typename Row::Threads threads(shared);
   for (std::int64_t i = blockIdx.x; i < a.rows; i += gridDim.x) {
     const T* const x_row = a.x + i * a.columns;
@@ -134,8 +135,9 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) == 8 ? 1 : 2)
 
 template <class N, class T, class W, int V>
 void launch(const Forward<T, W>& a) {
-  norm_forward_looped_kernel<N, T, W, V><<<grid_of(a.rows), kLoopThreads, 0, cuda::current_stream()>>>(a);
-  cuda::check_launch("norm_forward_looped_kernel");
+  cuda::Launch(grid_of(a.rows), kLoopThreads)
+      .dependent()
+      .run(norm_forward_looped_kernel<N, T, W, V>, "norm_forward_looped_kernel", a);
 }
 
 }  // namespace

@@ -319,6 +319,8 @@ class ShortRows {
 template <class H, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(kShortBlock, H::kLeastBlocks) norm_forward_short_kernel(const Forward<T, W> a) {
   extern __shared__ __align__(16) unsigned char memory[];
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
   ShortRows<H>(a).run(memory);
 }
 
@@ -331,6 +333,7 @@ void launch(const Forward<T, W>& a) {
     bytes = H::Parameters::bytes(static_cast<int>(a.columns));
   }
   cuda::Launch launch(1, kShortBlock, bytes);
+  launch.dependent();
   const int resident = H::kLeastBlocks * cuda::multiprocessor_count();
   constexpr std::int64_t kBlockRows = kShortBlock / kWarp * H::kWarpRows;
   constexpr std::int64_t kMostRows = INT_MAX / 2;  // the kernel counts rows in int
