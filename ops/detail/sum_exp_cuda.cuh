@@ -82,13 +82,6 @@ struct SumExp {
     sum *= power(largest - top);
     largest = top;
   }
-  /// Adds an element, which may be the new largest.
-  __device__ void add(S x) {
-    if (x > largest) {
-      raise(x);
-    }
-    sum += power(x - largest);
-  }
   __device__ void join(const SumExp& other) {
     const S top = larger(largest, other.largest);
     SumExp same = other;

@@ -3,13 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <iterator>
+#include <set>
+#include <utility>
 
 #include <mica/ops/cross_entropy/detail/cross_entropy_plan.h>
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 using namespace mica::kernels;
 using held::Held;
-using held::RowPlan;
 
 namespace {
 
@@ -18,8 +20,8 @@ constexpr int kReserved = 1 << 10;        // bytes that a multiprocessor reserve
 // Bytes with which streamed rows exchange sums: four buffers for two numbers of each of 256 warps, and their barriers.
 constexpr int kExchange = 4 * (2 * 256 * 4 + 8);
 
-RowPlan plan(std::int64_t columns, int element_size, bool backward = false, int alignment = 16, bool clusters = true,
-             bool masked = false) {
+SoftmaxPlan plan(std::int64_t columns, int element_size, bool backward = false, int alignment = 16,
+                 bool clusters = true, bool masked = false) {
   return plan_softmax({.columns = columns,
                        .element_size = element_size,
                        .alignment = alignment,
@@ -52,7 +54,7 @@ void for_problems(const F& f) {
 
 TEST(SoftmaxPlan, CoversRows) {
   for_problems([](const SoftmaxProblem& problem) {
-    const RowPlan p = plan_softmax(problem);
+    const SoftmaxPlan p = plan_softmax(problem);
     const std::int64_t n = problem.columns;
     if (p.held == Held::nowhere) {
       EXPECT_GT(n * problem.element_size, 100 << 10) << n;
@@ -69,6 +71,12 @@ TEST(SoftmaxPlan, CoversRows) {
     if (p.held == Held::shared_memory) {
       EXPECT_LE(bytes, kSharedMemory) << n;
     } else {
+      ASSERT_GE(p.layout, 0) << n;
+      const SoftmaxLayout& layout = kSoftmaxLayouts[p.layout];
+      EXPECT_TRUE(layout.serves(problem.element_size, problem.backward, problem.masked)) << n;
+      EXPECT_LE(p.threads * p.rows, layout.threads) << n;
+      EXPECT_TRUE(p.held == layout.held && p.team == layout.team && p.elements == layout.elements) << n;
+      EXPECT_TRUE(p.packed == layout.packed && (p.pack > 1) == layout.packs) << n;
       EXPECT_GE(std::int64_t{p.threads} * p.elements, p.slab) << n;
       EXPECT_EQ(p.elements % p.pack, 0) << n;
       EXPECT_EQ(n % p.pack, 0) << n;
@@ -88,6 +96,28 @@ TEST(SoftmaxPlan, CoversRows) {
       EXPECT_LE(blocks * block_bytes, kSharedMemory + kReserved) << n;
     }
   });
+}
+
+// A layout that no row gets would be compiled in vain.
+TEST(SoftmaxPlan, UsesEachLayout) {
+  std::set<std::pair<int, int>> used;  // layout, element size
+  for (std::int64_t n = 1; n < 400'000; n += n < 2000 ? 1 : 8) {
+    for (const int size : {2, 4, 8}) {
+      for (const bool backward : {false, true}) {
+        for (const int alignment : {size, 16}) {
+          used.emplace(plan(n, size, backward, alignment).layout, backward ? -size : size);
+        }
+      }
+    }
+  }
+  for (int i = 0; i < static_cast<int>(std::size(kSoftmaxLayouts)); ++i) {
+    for (const int size : {2, 4, 8}) {
+      for (const bool backward : {false, true}) {
+        EXPECT_EQ(used.count({i, backward ? -size : size}), kSoftmaxLayouts[i].serves(size, backward, false) ? 1 : 0)
+            << i << ", " << size << (backward ? " backward" : "");
+      }
+    }
+  }
 }
 
 TEST(SoftmaxPlan, UsesClustersOnlyWhereThereAreSome) {
@@ -161,17 +191,18 @@ TEST(SoftmaxPlan, UnalignedRows) {
 
 // Backward of float32 in clusters: two blocks fit on a multiprocessor, unless rows are too long or masked.
 TEST(SoftmaxPlan, BackwardUsesSmallBlocksIfItCan) {
+  constexpr int kThreadsOfTwo = 384;
   EXPECT_EQ(plan(10'240, 4, true).team, Team::block);
   EXPECT_EQ(plan(16'384, 4, true, 16, true, /*masked=*/true).team, Team::block);
   for (const std::int64_t n : {10'244, 16'384, 16'388, 24'576, 24'580, 32'768, 65'536, 183'488, 196'608}) {
-    EXPECT_LE(plan(n, 4, true).threads, kMostThreadsOfTwo) << n;
+    EXPECT_LE(plan(n, 4, true).threads, kThreadsOfTwo) << n;
     EXPECT_EQ(plan(n, 4, true).elements, 32) << n;
   }
   EXPECT_EQ(plan(24'576, 4, true).cluster, 2);
   EXPECT_EQ(plan(24'580, 4, true).cluster, 4);
   EXPECT_EQ(plan(24'580, 4, true, 16, true, /*masked=*/true).cluster, 2);
   EXPECT_EQ(plan(196'612, 4, true).cluster, 16);
-  EXPECT_GT(plan(196'612, 4, true).threads, kMostThreadsOfTwo);
+  EXPECT_GT(plan(196'612, 4, true).threads, kThreadsOfTwo);
   EXPECT_EQ(plan(32'768, 2, true).threads, held::kMostTeamThreads);
 }
 

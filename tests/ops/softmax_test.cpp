@@ -148,23 +148,19 @@ TEST(Softmax, MatchesReference) {
   }
 }
 
-/// The kernel that is chosen for a row of n elements, if x and dy begin `offset` elements after a multiple of 16 bytes,
-/// unlike the results.
+/// The kernel that is chosen for a row of n elements, if x and dy begin `offset` elements after a multiple of 16 bytes.
 std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool backward) {
   const int size = static_cast<int>(size_of(dtype));
-  const held::RowPlan plan = plan_softmax({.columns = n,
-                                           .element_size = size,
-                                           .alignment = offset == 0 ? 16 : size,
-                                           .clusters = gpu_has_clusters(),
-                                           .backward = backward});
   const std::string op = backward ? "softmax_backward_" : "softmax_";
-  switch (plan.held) {
-    case held::Held::registers: return op + (plan.team == mica::kernels::Team::cluster ? "held<cluster>" : "held");
+  switch (plan_softmax({.columns = n,
+                        .element_size = size,
+                        .alignment = offset == 0 ? 16 : size,
+                        .clusters = gpu_has_clusters(),
+                        .backward = backward})
+              .held) {
+    case held::Held::registers: return op + "held";
     case held::Held::streamed: return op + "streamed";
-    case held::Held::shared_memory:
-      return op + (offset != 0                                 ? "looped"
-                   : plan.team == mica::kernels::Team::cluster ? "staged<cluster>"
-                                                               : "staged<block>");
+    case held::Held::shared_memory: return op + "staged";
     default: return op + "looped";
   }
 }

@@ -1,17 +1,18 @@
 #pragma once
 
-// Softmax of rows that fit into the registers of the threads that share them. Each thread
+// Softmax of rows that fit into the registers of the threads that share them: lanes of a warp, a block or a cluster.
+// Each thread
 //
-//     1. loads its packs of the row,
-//     2. finds the largest of its elements and sums their powers exp(x − largest); then the threads of the row combine
-//        their maxima and sums,
-//     3. computes its results from the packs and writes them.
+//     1. loads its packs of the row (16 bytes each, or single elements of short rows that are not aligned to that),
+//     2. reduces them; then the threads of the row combine their results,
+//     3. computes its part of the results from the packs and writes them.
 //
-// Backward loads packs of two matrices, y and dy, and has a single sum. A pack has 16 bytes or, in short rows that are
-// not aligned to that, a single element.
+// Forward reduces to the largest element and the sum of powers exp(x − largest). Backward has packs of two matrices, y
+// and dy, and a single sum.
 
 #include <limits>
 
+#include <mica/ops/softmax/detail/softmax_plan.h>
 #include <mica/ops/softmax/detail/softmax_rule_cuda.cuh>
 
 namespace mica::kernels::softmax_rows {
@@ -20,18 +21,17 @@ using held::HeldPacks;
 using held::RowPlan;
 using rows::Pack;
 
-/// The template parameters of a kernel, except for types.
-template <Team kTeam_, int V_, int kElements_, bool kPacked_, int kLanes_ = rows::kWarp>
-struct HeldLayout {
-  static constexpr Team kTeam = kTeam_;
-  static constexpr int V = V_;
-  static constexpr int kElements = kElements_;  // the most elements of a row that a thread has
-  static constexpr int kPacks = kElements / V;
-  static constexpr bool kPacked = kPacked_;
-  static constexpr int kLanes = kLanes_;    // lanes of a warp that share a row, or a part of one
+/// An entry of kSoftmaxLayouts, for elements of T.
+template <class T, int kIndex>
+struct Layout {
+  static constexpr SoftmaxLayout kEntry = kSoftmaxLayouts[kIndex];
+  static constexpr Team kTeam = kEntry.team;
+  static constexpr int V = kEntry.packs ? 16 / sizeof(T) : 1;
+  static constexpr int kPacks = kEntry.elements / V;
+  static constexpr bool kPacked = kEntry.packed;
+  static constexpr int kLanes = kEntry.lanes;
   static constexpr int kStep = kLanes * V;  // columns from a thread's pack to its next one
-  static constexpr bool kWarps = kTeam == Team::block || kTeam == Team::cluster;
-  static constexpr int kThreads = kWarps ? held::kMostTeamThreads : held::kWarpRows * rows::kWarp;
+  static constexpr int kThreads = kEntry.threads;
 
   /// The thread's first column. The columns of a warp are adjacent.
   __device__ static int first() {
@@ -43,15 +43,8 @@ struct HeldLayout {
   /// of rows in registers.
   static constexpr int least_blocks(int words) {
     constexpr int kOtherRegisters = 24;
-    return 65536 / (kThreads * ((words + kOtherRegisters + 7) / 8 * 8));
+    return kEntry.blocks != 0 ? kEntry.blocks : 65536 / (kThreads * ((words + kOtherRegisters + 7) / 8 * 8));
   }
-};
-
-/// The same, but compiled for blocks of at most kMostThreads threads, kBlocks of which fit on a multiprocessor.
-template <class L, int kMostThreads, int kBlocks>
-struct BoundedLayout : L {
-  static constexpr int kThreads = kMostThreads;
-  static constexpr int least_blocks(int) { return kBlocks; }
 };
 
 /// A pack of equal elements.
@@ -93,53 +86,6 @@ __device__ void load_packs(Packs& packs, const T* row, int columns, std::int64_t
   }
 }
 
-/// Whether the powers exp(x − largest) replace the elements x in registers.
-template <class L, class Rule>
-constexpr bool keeps_powers() {
-  return !Rule::kLog && !L::kPacked;
-}
-
-/// The largest of a warp's elements and the sum of their powers. If keeps_powers(), the powers replace the elements.
-template <class L, class Packs, class Rule, class Found>
-__device__ Found found_in_warp(Packs& packs, const Rule& rule, int seen, Found found) {
-  using S = typename Packs::S;
-  constexpr int V = L::V;
-  const int left = seen - L::first();
-  const auto for_values = [&](const auto& f) {
-#pragma unroll
-    for (int i = 0; i < L::kPacks; ++i) {
-      S values[V];
-      packs.values(i, values);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        values[j] = rule.counted(values[j], i * L::kStep + j < left);
-      }
-      f(i, values);
-    }
-  };
-  for_values([&](int, const S(&values)[V]) {
-#pragma unroll
-    for (const S value : values) {
-      found.largest = larger(found.largest, value);
-    }
-  });
-  found.largest = Rule::shift(largest_of_lanes(found.largest, L::kLanes));
-  packs.forget();
-  S sums[2] = {};  // take turns, so that consecutive additions do not depend on each other
-  for_values([&](int i, S(&values)[V]) {
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      values[j] = Rule::power(values[j], found.largest);
-      sums[(i * V + j) % 2] += values[j];
-    }
-    if constexpr (keeps_powers<L, Rule>()) {
-      packs.replace(i, values);
-    }
-  });
-  found.sum = sum_of_lanes(sums[0] + sums[1], L::kLanes);
-  return found;
-}
-
 /// Writes the thread's packs of a row with `columns` columns. result(i, values) computes pack number i. Masked rows get
 /// zeros from column `seen` on.
 template <class L, class Rule, class T, class Result>
@@ -166,102 +112,155 @@ __device__ void write_packs(T* row, int columns, int seen, const Result& result)
   }
 }
 
-/// Computes and writes a thread's results of softmax from its packs, which hold elements or their powers.
-template <class L, class T, class Packs, class Rule, class Found>
-__device__ void write_row(T* row, const Packs& packs, const Rule& rule, int columns, int seen, const Found& in_warp,
-                          const Found& found) {
-  using S = typename Packs::S;
-  constexpr bool kPowers = keeps_powers<L, Rule>();
-  S factor = rule.factor(found.sum);
-  if constexpr (kPowers) {
-    factor *= found.power(in_warp.largest - found.largest);
-  }
-  write_packs<L, Rule>(row, columns, seen, [&](int i, S(&values)[L::V]) {
-    packs.values(i, values);
-#pragma unroll
-    for (S& value : values) {
-      value = kPowers ? value * factor : rule.held_result(value, found.largest, factor);
-    }
-  });
-}
-
-template <class T, class L, class Rule>
-__global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldPacks<T, L::V, L::kPacks, L::kPacked>::kWords +
-                                                               Rule::kExtraWords))
-    softmax_held(const T* x, T* y, std::int64_t rows, std::int64_t columns, Rule rule, RowPlan plan) {
+/// A thread's packs of a row of x. Unless they are packed, the powers exp(x − largest) of softmax replace the elements.
+template <class Forward, class L>
+struct ForwardPacks {
+  using T = typename Forward::T;
   using S = Accumulate<T>;
-  using Found = SumExp<S, typename Rule::HeldPower>;
+  using Found = typename Forward::Found;
+  using Packs = HeldPacks<T, L::V, L::kPacks, L::kPacked>;
+  static constexpr int V = L::V;
+  static constexpr int kWords = Packs::kWords + (Forward::kLog || Forward::kMasked ? 16 : 0);
+  static constexpr bool kKeepsPowers = !Forward::kLog && !L::kPacked;
+
+  Packs packs;
+
+  __device__ void load(const Matrices<T, 1>& m, std::int64_t first, int seen, std::int64_t elements) {
+    load_packs<L>(packs, m.in[0] + first, seen, elements, -std::numeric_limits<S>::infinity());
+  }
+  __device__ void forget() { packs.forget(); }
+
+  /// The largest of a warp's elements and the sum of their powers.
+  __device__ Found reduced(const Forward& rule, int seen) {
+    auto found = Found::nothing();
+    const int left = seen - L::first();
+    const auto for_values = [&](const auto& f) {
+#pragma unroll
+      for (int i = 0; i < L::kPacks; ++i) {
+        S values[V];
+        packs.values(i, values);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          values[j] = rule.counted(values[j], i * L::kStep + j < left);
+        }
+        f(i, values);
+      }
+    };
+    for_values([&](int, const S(&values)[V]) {
+#pragma unroll
+      for (const S value : values) {
+        found.largest = larger(found.largest, value);
+      }
+    });
+    found.largest = Forward::shift(largest_of_lanes(found.largest, L::kLanes));
+    packs.forget();
+    S sums[2] = {};  // take turns, so that consecutive additions do not depend on each other
+    for_values([&](int i, S(&values)[V]) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        values[j] = Forward::power(values[j], found.largest);
+        sums[(i * V + j) % 2] += values[j];
+      }
+      if constexpr (kKeepsPowers) {
+        packs.replace(i, values);
+      }
+    });
+    found.sum = sum_of_lanes(sums[0] + sums[1], L::kLanes);
+    return found;
+  }
+
+  /// in_warp: what reduced() has returned. found: the same for the whole row.
+  __device__ void write(T* row, const Forward& rule, int columns, int seen, const Found& in_warp,
+                        const Found& found) const {
+    S factor = rule.factor(found.sum);
+    if constexpr (kKeepsPowers) {
+      factor *= found.power(in_warp.largest - found.largest);
+    }
+    write_packs<L, Forward>(row, columns, seen, [&](int i, S(&values)[V]) {
+      packs.values(i, values);
+#pragma unroll
+      for (S& value : values) {
+        value = kKeepsPowers ? value * factor : rule.result(value, found.largest, factor);
+      }
+    });
+  }
+};
+
+/// A thread's packs of a row of y and of dy. To save registers, elements of 16 bits stay unconverted, if packs have
+/// several of them.
+template <class Backward, class L>
+struct BackwardPacks {
+  using T = typename Backward::T;
+  using S = Accumulate<T>;
+  using Found = typename Backward::Found;
+  using Packs = HeldPacks<T, L::V, L::kPacks, (sizeof(T) * L::V > 2)>;
+  static constexpr int V = L::V;
+  static constexpr int kWords = 2 * Packs::kWords + (Backward::kMasked ? 16 : 0);
+
+  Packs outs;
+  Packs gradients;
+
+  __device__ void load(const Matrices<T, 2>& m, std::int64_t first, int seen, std::int64_t elements) {
+    load_packs<L>(outs, m.in[0] + first, seen, elements, S{0});
+    load_packs<L>(gradients, m.in[1] + first, seen, elements, S{0});
+  }
+  __device__ void forget() {
+    outs.forget();
+    gradients.forget();
+  }
+
+  __device__ Found reduced(const Backward&, int seen) const {
+    const int left = seen - L::first();
+    auto found = Found::nothing();
+#pragma unroll
+    for (int i = 0; i < L::kPacks; ++i) {
+      S out[V];
+      S gradient[V];
+      outs.values(i, out);
+      gradients.values(i, gradient);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        found.sum += Backward::seen_or_zero(Backward::term(out[j], gradient[j]), i * L::kStep + j < left);
+      }
+    }
+    return found.over_lanes(L::kLanes);
+  }
+
+  __device__ void write(T* row, const Backward& rule, int columns, int seen, const Found&, const Found& found) const {
+    write_packs<L, Backward>(row, columns, seen, [&](int i, S(&gradient)[V]) {
+      S out[V];
+      outs.values(i, out);
+      gradients.values(i, gradient);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        gradient[j] = rule.gradient(out[j], gradient[j], found.sum);
+      }
+    });
+  }
+};
+
+template <class Direction, class L>
+using PacksOf = std::conditional_t<Direction::kBackward, BackwardPacks<Direction, L>, ForwardPacks<Direction, L>>;
+
+template <class Direction, class L>
+__global__ void __launch_bounds__(L::kThreads, L::least_blocks(PacksOf<Direction, L>::kWords))
+    softmax_held(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
+                 RowPlan plan) {
+  using Found = typename Direction::Found;
   __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
 
   held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
-  // 1. Load.
   const Place<L::kTeam> at(plan, rows, columns);
   const std::int64_t first = at.row * columns + at.begin;
-  const int seen = rule.seen(at, columns);
-  HeldPacks<T, L::V, L::kPacks, L::kPacked> packs;
-  load_packs<L>(packs, x + first, seen, rows * columns, -std::numeric_limits<S>::infinity());
+  const int seen = direction.seen(at, columns);
+  PacksOf<Direction, L> packs;
+  packs.load(m, first, seen, m.kInputs * rows * columns);
 
-  // 2. Reduce.
-  const Found in_warp = found_in_warp<L>(packs, rule, seen, Found::nothing());
+  const Found in_warp = packs.reduced(direction, seen);
   const Found found = exchange.joined_warps(in_warp, at.rank);
 
-  // 3. Write.
   packs.forget();
-  write_row<L>(y + first, packs, rule, at.columns, seen, in_warp, found);
-}
-
-/// Backward holds two matrices in registers. To save registers, elements of 16 bits stay unconverted, if packs have
-/// several of them.
-template <class T, class L>
-using BackwardPacks = HeldPacks<T, L::V, L::kPacks, (sizeof(T) * L::V > 2)>;
-
-template <class T, class L, class Rule>
-__global__ void __launch_bounds__(L::kThreads,
-                                  L::least_blocks(2 * BackwardPacks<T, L>::kWords + (Rule::kMasked ? 16 : 0)))
-    softmax_backward_held(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t columns, Rule rule,
-                          RowPlan plan) {
-  using S = Accumulate<T>;
-  using Found = PlainSum<S>;
-  __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
-
-  held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
-  // 1. Load.
-  const Place<L::kTeam> at(plan, rows, columns);
-  const std::int64_t first = at.row * columns + at.begin;
-  const int seen = rule.seen(at, columns);
-  BackwardPacks<T, L> outs;
-  BackwardPacks<T, L> gradients;
-  load_packs<L>(outs, y + first, seen, 2 * rows * columns, S{0});
-  load_packs<L>(gradients, dy + first, seen, 2 * rows * columns, S{0});
-
-  // 2. Reduce.
-  const int left = seen - L::first();
-  auto found = Found::nothing();
-#pragma unroll
-  for (int i = 0; i < L::kPacks; ++i) {
-    S out[L::V];
-    S gradient[L::V];
-    outs.values(i, out);
-    gradients.values(i, gradient);
-#pragma unroll
-    for (int j = 0; j < L::V; ++j) {
-      found.sum += Rule::seen_or_zero(Rule::term(out[j], gradient[j]), i * L::kStep + j < left);
-    }
-  }
-  const S sum = exchange.joined_warps(found.over_lanes(L::kLanes), at.rank).sum;
-
-  // 3. Write.
-  outs.forget();
-  gradients.forget();
-  write_packs<L, Rule>(dx + first, at.columns, seen, [&](int i, S(&gradient)[L::V]) {
-    S out[L::V];
-    outs.values(i, out);
-    gradients.values(i, gradient);
-#pragma unroll
-    for (int j = 0; j < L::V; ++j) {
-      gradient[j] = rule.gradient(out[j], gradient[j], sum);
-    }
-  });
+  packs.write(m.out + first, direction, at.columns, seen, in_warp, found);
 }
 
 }  // namespace mica::kernels::softmax_rows

@@ -1,6 +1,6 @@
 #pragma once
 
-// Chooses the CUDA kernel of softmax for rows of a given length.
+// Which CUDA kernel softmax uses for rows of a given length.
 
 #include <mica/ops/detail/row_team.h>
 
@@ -15,24 +15,64 @@ struct SoftmaxProblem {
   bool masked = false;  // whether columns are masked, as in attention
 };
 
-/// Where rows are held, and by how many threads.
-held::RowPlan plan_softmax(const SoftmaxProblem& problem);
+/// A kernel for rows in registers.
+struct SoftmaxLayout {
+  held::Held held = held::Held::registers;
+  Team team = Team::warp;
+  int lanes = 32;       // of a warp, that share a row or a part of it
+  int elements;         // the most elements of a row that a thread has
+  bool packs = true;    // whether rows are read in packs of 16 bytes, or else element by element
+  bool packed = false;  // whether a register holds two 16-bit elements (backward's always do, except single elements)
+  int threads = held::kMostTeamThreads;  // the most per block
+  int blocks = 0;                        // that fit on a multiprocessor, at least; 0: as many as registers allow
+  int forward;  // the element sizes that it is compiled for: 2, 4 or 8 bytes, or a sum of these
+  int backward;
+  bool masked = true;  // whether it is also compiled for masked rows
 
-/// How many lanes of a warp share a row, and the most elements of it that each of them holds.
-struct LaneSplit {
-  int lanes;
-  int elements;
-
-  constexpr int columns() const { return lanes * elements; }
+  constexpr bool serves(int element_size, bool is_backward, bool is_masked) const {
+    return ((is_backward ? backward : forward) & element_size) != 0 && (masked || !is_masked);
+  }
 };
 
-/// The most threads per block in backward of 4-byte elements in clusters, if a multiprocessor is to have two blocks.
-inline constexpr int kMostThreadsOfTwo = 384;
+/// All kernels for rows in registers. plan_softmax() chooses among them, and softmax_rows_cuda.cuh compiles them.
+inline constexpr SoftmaxLayout kSoftmaxLayouts[] = {
+    // Lanes of a warp. A row gets the first that is large enough.
+    {.lanes = 8, .elements = 8, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
+    {.lanes = 8, .elements = 16, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
+    {.lanes = 8, .elements = 32, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
+    {.lanes = 8, .elements = 40, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
+    {.elements = 16, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
+    {.elements = 24, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
+    {.elements = 32, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
+    // The same for rows that are not aligned to 16 bytes, and for doubles.
+    {.lanes = 8, .elements = 8, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
+    {.elements = 8, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
+    {.elements = 16, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
+    {.elements = 32, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
+    // A block. A row gets the one that leaves the fewest threads without elements; of equal ones, the first.
+    {.team = Team::block, .elements = 16, .forward = 0, .backward = 4},
+    {.team = Team::block, .elements = 32, .forward = 2 | 4, .backward = 2 | 4},
+    {.team = Team::block, .elements = 24, .forward = 2 | 4, .backward = 2},
+    {.team = Team::block, .elements = 32, .packed = true, .forward = 2, .backward = 0},
+    {.team = Team::block, .elements = 24, .packed = true, .forward = 2, .backward = 0},
+    // A cluster. A row gets the first that is large enough.
+    {.team = Team::cluster, .elements = 32, .threads = 384, .blocks = 2, .forward = 0, .backward = 4, .masked = false},
+    {.team = Team::cluster, .elements = 32, .forward = 4, .backward = 2 | 4},
+    {.team = Team::cluster, .elements = 32, .packed = true, .forward = 2, .backward = 0},
+    // A cluster that processes row after row.
+    {.held = held::Held::streamed,
+     .team = Team::cluster,
+     .elements = 32,
+     .forward = 2 | 4,
+     .backward = 0,
+     .masked = false},
+    {.held = held::Held::streamed, .team = Team::cluster, .elements = 40, .forward = 2, .backward = 0, .masked = false},
+};
 
-// The splits of a row that kernels are compiled for. A row gets the first one that is large enough.
-
-inline constexpr LaneSplit kSplitsOfPacks[] = {{8, 8}, {8, 16}, {8, 32}, {8, 40}, {32, 16}, {32, 24}, {32, 32}};
-// Read element by element: rows that are not aligned to 16 bytes, and doubles.
-inline constexpr LaneSplit kSplitsOfElements[] = {{8, 8}, {32, 8}, {32, 16}, {32, 32}};
+/// Where rows are held, and by how many threads.
+struct SoftmaxPlan : held::RowPlan {
+  int layout = -1;  // of kSoftmaxLayouts, if rows are in registers
+};
+SoftmaxPlan plan_softmax(const SoftmaxProblem& problem);
 
 }  // namespace mica::kernels

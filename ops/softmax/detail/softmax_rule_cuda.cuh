@@ -1,6 +1,7 @@
 #pragma once
 
-// The arithmetic in which softmax, log_softmax and the masked softmax of attention differ.
+// The arithmetic in which softmax, log_softmax and the masked softmax of attention differ, and, on top of it, forward
+// and backward: what they read, what they reduce, and what they write.
 
 #include <cstdint>
 #include <limits>
@@ -21,13 +22,11 @@ enum class Kind {
 template <class T, Kind kKind>
 struct SoftmaxRule {
   using S = Accumulate<T>;
-  using Power = NaturalPower<T>;
   static constexpr bool kLog = kKind == Kind::log_softmax;
   static constexpr bool kMasked = kKind == Kind::masked;
-  // Whether powers of elements in registers are computed as 2^(x · log₂e − shift), which saves an instruction.
+  // Whether powers are computed as 2^(x · log₂e − shift), which saves an instruction.
   static constexpr bool kScaled = sizeof(T) == 2 && !kLog;
-  using HeldPower = std::conditional_t<kScaled, BinaryPower, Power>;
-  static constexpr int kExtraWords = kLog || kMasked ? 16 : 0;  // additional registers per thread in forward
+  using Power = std::conditional_t<kScaled, BinaryPower, NaturalPower<T>>;
 
   // For masked rows only.
   S scale = 1;
@@ -67,13 +66,12 @@ struct SoftmaxRule {
   __device__ static S shift(S largest) {
     return kScaled ? larger(largest * kLog2E<S>, std::numeric_limits<S>::lowest()) : largest;
   }
-  /// The power of an element in registers. `counted` is the result of counted(). HeldPower computes the power of the
-  /// difference of two shifts.
+  /// The power of a result of counted(). Power itself computes that of the difference of two shifts.
   __device__ static S power(S counted, S shift) {
     if constexpr (kScaled) {
-      return HeldPower{}(fma(counted, kLog2E<S>, -shift));
+      return Power{}(fma(counted, kLog2E<S>, -shift));
     } else {
-      return HeldPower{}(counted - shift);
+      return Power{}(counted - shift);
     }
   }
 
@@ -85,20 +83,96 @@ struct SoftmaxRule {
       return kMasked && sum == S{0} ? S{0} : S{1} / sum;
     }
   }
-  __device__ S result(S x, S largest, S factor) const {
-    const S distance = counted(x, true) - largest;
-    return kLog ? distance - factor : Power{}(distance)*factor;
-  }
-
-  /// The same for an element in registers.
-  __device__ S held_result(S x, S shift, S factor) const {
+  __device__ S result(S x, S shift, S factor) const {
     const S value = counted(x, true);
     return kLog ? value - shift - factor : power(value, shift) * factor;
   }
 
   __device__ static S term(S y, S dy) { return kLog ? dy : dy * y; }
   __device__ S gradient(S y, S dy, S sum) const {
-    return kLog ? dy - Power{}(y)*sum : kMasked ? scale * y * (dy - sum) : y * (dy - sum);
+    return kLog ? dy - NaturalPower<T>{}(y)*sum : kMasked ? scale * y * (dy - sum) : y * (dy - sum);
+  }
+};
+
+/// The matrices of a kernel, each (rows, columns): x → y, or y, dy → dx.
+template <class T, int kInputs_>
+struct Matrices {
+  static constexpr int kInputs = kInputs_;
+  const T* in[kInputs];
+  T* out;
+
+  /// Moves all pointers.
+  __device__ void move(std::int64_t elements) {
+#pragma unroll
+    for (const T*& input : in) {
+      input += elements;
+    }
+    out += elements;
+  }
+};
+
+// Of both directions, kernels use:
+//     Found                  what is reduced over a row, and how its parts are combined
+//     read(from, i)          element i of each input
+//     add(found, elements)   adds several elements to a part's reduction
+//     write(element, found)  an element of the result, from the row's reduction
+
+template <class T_, Kind kKind>
+struct Forward : SoftmaxRule<T_, kKind> {
+  using T = T_;
+  using S = Accumulate<T>;
+  using Rule = SoftmaxRule<T, kKind>;
+  using Found = SumExp<S, typename Rule::Power>;  // the shift of the largest element, and the sum of powers
+  static constexpr bool kBackward = false;
+  using Inputs = Matrices<T, 1>;
+  using Element = S;
+
+  __device__ static Element read(const Inputs& from, std::int64_t i) { return static_cast<S>(from.in[0][i]); }
+  template <int N>
+  __device__ void add(Found& found, const Element (&elements)[N]) const {
+    S largest = this->counted(elements[0], true);
+#pragma unroll
+    for (int i = 1; i < N; ++i) {
+      largest = larger(largest, this->counted(elements[i], true));
+    }
+    found.raise(larger(found.largest, Rule::shift(largest)));
+#pragma unroll
+    for (const Element x : elements) {
+      found.sum += Rule::power(this->counted(x, true), found.largest);
+    }
+  }
+  /// The factor of a row's results.
+  __device__ S prepared(const Found& found) const { return this->factor(found.sum); }
+  __device__ S write(const Element& x, const Found& found, S factor) const {
+    return this->result(x, found.largest, factor);
+  }
+};
+
+template <class T_, Kind kKind>
+struct Backward : SoftmaxRule<T_, kKind> {
+  using T = T_;
+  using S = Accumulate<T>;
+  using Rule = SoftmaxRule<T, kKind>;
+  using Found = PlainSum<S>;
+  static constexpr bool kBackward = true;
+  using Inputs = Matrices<T, 2>;
+  struct Element {
+    S y, dy;
+  };
+
+  __device__ static Element read(const Inputs& from, std::int64_t i) {
+    return {static_cast<S>(from.in[0][i]), static_cast<S>(from.in[1][i])};
+  }
+  template <int N>
+  __device__ void add(Found& found, const Element (&elements)[N]) const {
+#pragma unroll
+    for (const Element& element : elements) {
+      found.sum += Rule::term(element.y, element.dy);
+    }
+  }
+  __device__ S prepared(const Found& found) const { return found.sum; }
+  __device__ S write(const Element& element, const Found&, S sum) const {
+    return this->gradient(element.y, element.dy, sum);
   }
 };
 

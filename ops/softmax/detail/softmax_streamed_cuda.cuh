@@ -39,17 +39,17 @@ class PacksAhead {
         policy_(cuda::read_once_policy(elements * static_cast<int>(sizeof(T)))),
         left_(columns - L::first()) {
     const int thread = static_cast<int>(threadIdx.x);
-    place_ = cuda::shared_address(memory) + thread / rows::kWarp * bytes() + thread % rows::kWarp * kPackBytes;
-    end_ = place_ + bytes();
+    slot_ = cuda::shared_address(memory) + thread / rows::kWarp * bytes() + thread % rows::kWarp * kPackBytes;
+    end_ = slot_ + bytes();
     // Absent packs are never copied, so that they need to be written only once.
     const Pack<T, L::V> past = pack_of_one<L::V>(absent);
     const uint4 words = reinterpret_cast<const uint4&>(past);
 #pragma unroll 1
-    for (std::uint32_t place = place_; place != end_; place += kRowBytes) {
+    for (std::uint32_t slot = slot_; slot != end_; slot += kRowBytes) {
 #pragma unroll
       for (int i = 0; i < L::kPacks; ++i) {
         if (i * L::kStep >= left_) {
-          asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place + i * kStepBytes), "r"(words.x),
+          asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(slot + i * kStepBytes), "r"(words.x),
                        "r"(words.y), "r"(words.z), "r"(words.w)
                        : "memory");
         }
@@ -57,7 +57,7 @@ class PacksAhead {
     }
   }
 
-  /// Starts copying the next row, if `present`. `from` is the thread's first pack. The row takes the place of the one
+  /// Starts copying the next row, if `present`. `from` is the thread's first pack. The row takes the slot of the one
   /// that was loaded last: call it only when all of that row's elements have been used, since loads from shared memory
   /// may otherwise still be under way.
   __device__ void fetch(bool present, const T* from) {
@@ -65,14 +65,14 @@ class PacksAhead {
 #pragma unroll
       for (int i = 0; i < L::kPacks; ++i) {
         if (i * L::kStep < left_) {
-          cuda::copy_async<kPackBytes>(place_ + i * kStepBytes, from + i * L::kStep, policy_);
+          cuda::copy_async<kPackBytes>(slot_ + i * kStepBytes, from + i * L::kStep, policy_);
         }
       }
     }
     cuda::commit_copies();  // also without copies, since load() counts the commits
-    place_ += kRowBytes;
-    if (place_ == end_) {
-      place_ -= bytes();
+    slot_ += kRowBytes;
+    if (slot_ == end_) {
+      slot_ -= bytes();
     }
   }
 
@@ -85,7 +85,7 @@ class PacksAhead {
       uint4 words;
       asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                   : "r"(place_ + i * kStepBytes)
+                   : "r"(slot_ + i * kStepBytes)
                    : "memory");
       packs.set(i, reinterpret_cast<const Pack<T, L::V>&>(words));
     }
@@ -96,27 +96,31 @@ class PacksAhead {
 
   const int& ahead_;  // in the kernel's parameters, to save a register
   std::uint64_t policy_;
-  int left_;             // columns of the slab from the thread's first column on
-  std::uint32_t place_;  // of the row to be loaded next: its first pack
-  std::uint32_t end_;    // of the places
+  int left_;            // columns of the slab from the thread's first column on
+  std::uint32_t slot_;  // of the row to be loaded next: its first pack
+  std::uint32_t end_;   // of the slots
 };
 
-template <class T, class L, class Rule>
+template <class Forward, class L>
 __global__ void __launch_bounds__(L::kThreads, 1)
-    softmax_streamed(const T* x, T* y, std::int64_t rows, std::int64_t columns, Rule rule, RowPlan plan) {
-  using S = Accumulate<T>;
-  using Found = SumExp<S, typename Rule::HeldPower>;
+    softmax_streamed(Matrices<typename Forward::T, 1> m, std::int64_t rows, std::int64_t columns, Forward rule,
+                     RowPlan plan) {
+  using T = typename Forward::T;
+  using Found = typename Forward::Found;
   using Exchange = held::Exchange<Found, L::kTeam, 4>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ typename Exchange::Shared shared;
 
+  const T* const x = m.in[0];
+  T* const y = m.out;
   Exchange exchange(shared, plan.cluster);
   const Place<L::kTeam> at(plan, rows, columns);
   const int clusters = static_cast<int>(gridDim.x) / plan.cluster;
   const int step = clusters * static_cast<int>(columns);                   // elements to the next row
   int left = static_cast<int>((rows - at.row + clusters - 1) / clusters);  // rows that have not ended
   std::int64_t first = at.row * columns + at.begin;                        // of the first of them
-  PacksAhead<L, T> ahead(memory, plan, at.columns, rows * columns, static_cast<T>(-std::numeric_limits<S>::infinity()));
+  PacksAhead<L, T> ahead(memory, plan, at.columns, rows * columns,
+                         static_cast<T>(-std::numeric_limits<Accumulate<T>>::infinity()));
   const auto fetch = [&](int i) { ahead.fetch(i < left, x + first + L::first() + i * step); };
 #pragma unroll 1
   for (int i = 0; i < plan.ahead; ++i) {
@@ -124,19 +128,19 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   }
 
   struct Row {
-    HeldPacks<T, L::V, L::kPacks, L::kPacked> packs;
+    ForwardPacks<Forward, L> held;
     Found in_warp;
   };
   // Begins row i, counted from the first that has not ended.
   const auto begin = [&](Row& row, int i) {
-    ahead.load(row.packs);
-    row.in_warp = found_in_warp<L>(row.packs, rule, at.columns, Found::nothing());
+    ahead.load(row.held.packs);
+    row.in_warp = row.held.reduced(rule, at.columns);
     fetch(plan.ahead + i);
     exchange.leave(row.in_warp, at.rank);
   };
   const auto end = [&](Row& row) {
     const Found found = exchange.take(row.in_warp);
-    write_row<L>(y + first, row.packs, rule, at.columns, at.columns, row.in_warp, found);
+    row.held.write(y + first, rule, at.columns, at.columns, row.in_warp, found);
     first += step;
     --left;
   };
