@@ -21,6 +21,7 @@ using cuda::kWarp;
 ///     empty()                      // the neutral element
 ///     join(other)                  // adds the result of another part of the row
 ///     over_lanes<kLanes>()         // combines those of neighboring lanes, with the same bits in each lane
+///     over_parts(n, read)          // optional: combines read(0) to read(n − 1), which is faster than join()
 template <class S, int kSums>
 struct RowSums {
   using Number = S;
@@ -165,6 +166,8 @@ class RowGroup {
     if constexpr (!kCluster) {  // up to 16 warps, or 32 of a single group
       const Value other = lane < warps() ? read(lane) : warp.empty();
       return other.template over_lanes<kWarp>();
+    } else if constexpr (requires { Value::over_parts(1, read); }) {
+      return Value::over_parts(blocks_ * warps(), read);
     } else {
       Value all = warp.empty();
 #pragma unroll 2

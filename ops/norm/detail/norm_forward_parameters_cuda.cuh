@@ -27,6 +27,12 @@ class KeptParameters {
   /// weight and bias are those of the whole row. The thread has `packs` packs, the first of which begins at column
   /// `first`.
   __device__ KeptParameters(const W* weight, const W* bias, int first, int packs) {
+    if constexpr (kAtOnce) {  // so that no load waits for a branch
+      __builtin_assume(weight != nullptr);
+      if constexpr (kBias) {
+        __builtin_assume(bias != nullptr);
+      }
+    }
     load_from(weight, 1, first, packs, weights_);
     load_from(kBias ? bias : nullptr, 0, first, packs, biases_);
   }
@@ -78,9 +84,6 @@ class KeptParameters {
   }
 
   __device__ static void load_from(const W* parameter, float absent, int first, int count, Kept (&packs)[P]) {
-    if constexpr (kAtOnce) {
-      __builtin_assume(parameter != nullptr);  // so that no load waits for a branch
-    }
 #pragma unroll
     for (Kept& pack : packs) {
       pack = kept(static_cast<W>(absent));

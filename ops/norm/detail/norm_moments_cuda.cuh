@@ -40,6 +40,28 @@ struct Moments {
     squares += fma(difference * difference, count * share, other.squares);
     count = total;
   }
+  /// Combines read(0) to read(n − 1). Unlike join(), it divides only once.
+  template <class Read>
+  __device__ static Moments over_parts(int n, const Read& read) {
+    const int lane = static_cast<int>(threadIdx.x) % rows::kWarp;
+    Moments all{};
+#pragma unroll 2
+    for (int i = lane; i < n; i += rows::kWarp) {
+      const Moments part = read(i);
+      all.mean = fma(part.count, part.mean, all.mean);
+      all.count += part.count;
+    }
+    all.count = cuda::sum_lanes<rows::kWarp>(all.count);
+    all.mean = cuda::sum_lanes<rows::kWarp>(all.mean) * reciprocal(all.count);
+#pragma unroll 2
+    for (int i = lane; i < n; i += rows::kWarp) {
+      const Moments part = read(i);
+      const S difference = part.mean - all.mean;
+      all.squares += fma(part.count * difference, difference, part.squares);
+    }
+    all.squares = cuda::sum_lanes<rows::kWarp>(all.squares);
+    return all;
+  }
   template <int kLanes>
   __device__ Moments over_lanes() const {
     const S total = cuda::sum_lanes<kLanes>(count);
