@@ -73,13 +73,10 @@ constexpr StreamKernel by_cluster(int packs, int depth, int chunks = 1) {
 using Of16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_lanes(32, 2, 2), by_block(1, 3),
                          by_block(2, 2), by_block(3, 2), by_cluster(2, 4), by_cluster(3, 3), by_cluster(4, 5, 2),
                          by_cluster(4, 6, 2)>;
-using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2),
-                             by_block(3, 2), by_cluster(2, 4)>;
-using DroppedSumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4),
-                                    by_block(2, 2), by_cluster(2, 4)>;
+using SumsOf16Bits = Kernels<by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2), by_block(3, 2), by_cluster(2, 4)>;
+using DroppedSumsOf16Bits = Kernels<by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2), by_cluster(2, 4)>;
 using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(4, 3), by_cluster(6, 5, 3), by_cluster(8, 5, 4)>;
-using SumsOfFloat32 = Kernels<by_lanes(8, 2, 4), by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2),
-                              by_cluster(2, 4)>;
+using SumsOfFloat32 = Kernels<by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2), by_cluster(2, 4)>;
 
 }  // namespace norm_backward_kernels
 
