@@ -22,9 +22,6 @@ namespace mica::kernels::xent {
 
 using Target = CrossEntropyTarget;
 
-template <class S>
-constexpr S kLog2E = S(1.4426950408889634);
-
 template <class T>
 constexpr bool kNarrow = sizeof(T) == 2;  // whether the GPU's approximate functions are accurate enough
 // With a cap, one of every kPolynomialEach powers is computed by a polynomial.
@@ -66,14 +63,6 @@ __device__ S tanh_of(S x) {
   } else {
     return math::tanh(x);
   }
-}
-
-__device__ inline float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ inline double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
-
-template <class S>
-__device__ S not_a_number() {
-  return std::numeric_limits<S>::quiet_NaN();
 }
 
 /// CrossEntropyTerms as kernel arguments.
@@ -143,7 +132,7 @@ struct Label {
                             : static_cast<const std::int32_t*>(p.labels)[row];
       ignored = index == p.ignore_index;
       valid = index >= 0 && index < p.classes;
-      u = valid ? p.sharp * p.weight_of(index) : not_a_number<S>();
+      u = valid ? p.sharp * p.weight_of(index) : std::numeric_limits<S>::quiet_NaN();
     }
   }
 };
@@ -158,12 +147,12 @@ __device__ Accumulate<T> capped(const Problem<T>& p, Accumulate<T> x) {
   }
 }
 
-/// u of class i of a row, without the part that only the label's class has and without the part that all classes have.
+/// The part of u of class i of a row that is not only the label's; for smoothed labels, divided by `even`.
 template <Target kTarget, class T>
-__device__ Accumulate<T> share_of(const Problem<T>& p, std::int64_t row, std::int64_t i) {
+__device__ Accumulate<T> common_u(const Problem<T>& p, std::int64_t row, std::int64_t i) {
   using S = Accumulate<T>;
   if constexpr (kTarget == Target::given) {
-    return p.weight_of(i) * fused(p.sharp, static_cast<S>(p.given[row * p.classes + i]), p.even);
+    return p.weight_of(i) * fma(p.sharp, static_cast<S>(p.given[row * p.classes + i]), p.even);
   } else {
     return p.weight_of(i);
   }
@@ -189,7 +178,7 @@ struct UnitPower {
 };
 
 /// The reductions over a row: the largest y and Σ 2^(unit · (y − largest)). Unless kTarget is label, also Σ u and
-/// Σ u (largest − y), with u from share_of().
+/// Σ u (largest − y), with u from common_u().
 ///
 /// With a cap, y ≤ 1. If the cap is so small that no power 2^(unit · (y − 1)) can underflow, 1 is used instead of the
 /// largest y.
@@ -197,8 +186,8 @@ template <class T, Target kTarget, bool kCap>
 struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
   using S = Accumulate<T>;
   using Base = SumExp<S, UnitPower<T>>;
-  static constexpr bool kShares = kTarget != Target::label;
-  static constexpr int kNumbers = kShares ? 4 : 2;
+  static constexpr bool kCommon = kTarget != Target::label;
+  static constexpr int kNumbers = kCommon ? 4 : 2;
   using Base::largest;
   using Base::power;
   using Base::sum;
@@ -217,7 +206,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
   template <class F>
   __device__ void for_numbers(const F& f) {
     Base::for_numbers(f);
-    if constexpr (kShares) {
+    if constexpr (kCommon) {
       f(2, mass);
       f(3, distance);
     }
@@ -225,7 +214,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
   __device__ bool is_bounded() const { return kCap && power.unit <= S{60}; }
 
   __device__ void raise(S top) {
-    if constexpr (kShares) {
+    if constexpr (kCommon) {
       distance += weighed(mass, top - largest);
     }
     Base::raise(top);
@@ -243,13 +232,13 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
     }
   }
 
-  /// Adds several y, none of which is larger than `largest`. share(j) is u of y number j.
-  template <int N, class Share>
-  __device__ void add(const S (&y)[N], const Share& share) {
+  /// Adds several y, none of which is larger than `largest`. common(j) is u of y number j.
+  template <int N, class Common>
+  __device__ void add(const S (&y)[N], const Common& common) {
     if (is_bounded()) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        sum += power_of<T, kCap, /*kLow=*/false>(fused(y[j], power.unit, -power.unit), j);
+        sum += power_of<T, kCap, /*kLow=*/false>(fma(y[j], power.unit, -power.unit), j);
       }
     } else {
 #pragma unroll
@@ -257,10 +246,10 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
         sum += power_of<T, kCap>((y[j] - largest) * power.unit, j);
       }
     }
-    if constexpr (kShares) {
+    if constexpr (kCommon) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const S u = share(j);
+        const S u = common(j);
         mass += u;
         distance += weighed(u, largest - y[j]);
       }
@@ -275,7 +264,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
       raise(top);
     }
     sum += same.sum;
-    if constexpr (kShares) {
+    if constexpr (kCommon) {
       mass += same.mass;
       distance += same.distance;
     }
@@ -286,7 +275,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
       all.raise(largest_of_lanes(largest, lanes));
     }
     all.sum = sum_of_lanes(all.sum, lanes);
-    if constexpr (kShares) {
+    if constexpr (kCommon) {
       all.mass = sum_of_lanes(all.mass, lanes);
       all.distance = sum_of_lanes(all.distance, lanes);
     }
@@ -322,7 +311,7 @@ struct Outcome {
   }
 };
 
-/// Computes the gradients of a row's logits: dx = sum_scale · 2^(unit · (span · y − shift)) − share_scale · u − hit,
+/// Computes the gradients of a row's logits: dx = sum_scale · 2^(unit · (span · y − shift)) − common_scale · u − hit,
 /// where `hit` is subtracted only for the label's class. With a cap, the power is 2^(unit · y − shift), and dx is
 /// multiplied by 1 − y².
 template <class T, Target kTarget, bool kCap>
@@ -333,7 +322,7 @@ struct Gradient {
   S shift;
   S unit;
   S sum_scale;
-  S share_scale;  // the factor of share_of()
+  S common_scale;  // the factor of common_u()
   S hit;
 
   /// From the reductions over the row; g is what the row's gradient is multiplied by.
@@ -354,92 +343,98 @@ struct Gradient {
     sum_scale = g * mass * p.scale;
   }
 
-  /// The gradient of element j of a pack, from its y. is_label: whether its class is the row's label. share() is its u.
-  template <class Share>
-  __device__ S operator()(S y, int j, bool is_label, const Share& share) const {
-    S dz = power_of<T, kCap>(kCap ? fused(unit, y, -shift) : fused(span, y, -shift) * unit, j) * sum_scale;
+  /// The gradient of element j of a pack, from its y. is_label: whether its class is the row's label. common() is its
+  /// u.
+  template <class Common>
+  __device__ S operator()(S y, int j, bool is_label, const Common& common) const {
+    S dz = power_of<T, kCap>(kCap ? fma(unit, y, -shift) : fma(span, y, -shift) * unit, j) * sum_scale;
     if constexpr (kTarget != Target::label) {
-      dz -= share() * share_scale;
+      dz -= common() * common_scale;
     }
     dz -= is_label ? hit : S{0};
     if constexpr (kCap) {
-      dz *= fused(-y, y, S{1});
+      dz *= fma(-y, y, S{1});
     }
     return dz;
   }
 
  private:
   __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S g)
-      : share_scale((kTarget == Target::given ? g : g * p.even) * p.scale), hit(g * label.u * p.scale) {}
+      : common_scale((kTarget == Target::given ? g : g * p.even) * p.scale), hit(g * label.u * p.scale) {}
 };
 
-/// A row as aligned packs of 16 bytes, and the few elements before the first and after the last pack, called edges.
+/// A row as aligned packs of 16 bytes, and its unaligned ends: the few elements before the first and after the last
+/// pack.
 template <class T>
-struct Span {
+struct PeeledRow {
   static constexpr int kPack = 16 / sizeof(T);
 
   int head;  // elements before the first pack
   std::int64_t packs;
   std::int64_t classes;
 
-  __device__ Span(const T* row, std::int64_t classes) : classes(classes) {
-    const int off = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
-    const int before = off == 0 ? 0 : kPack - off;
+  __device__ PeeledRow(const T* row, std::int64_t classes) : classes(classes) {
+    const int offset = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
+    const int before = offset == 0 ? 0 : kPack - offset;
     head = before < classes ? before : static_cast<int>(classes);
     packs = (classes - head) / kPack;
   }
 
-  __device__ int edges() const { return static_cast<int>(classes - packs * kPack); }
-  /// The class of edge element e < edges().
-  __device__ std::int64_t edge(int e) const { return e < head ? e : e + packs * kPack; }
   /// The first class of a pack.
   __device__ std::int64_t first(std::int64_t pack) const { return head + pack * kPack; }
+
+  /// Calls f(i) with the class i of the ends that belongs to thread t, if there is one: the ends have fewer elements
+  /// than a warp has threads.
+  template <class F>
+  __device__ void for_end(int t, const F& f) const {
+    if (t < static_cast<int>(classes - packs * kPack)) {
+      f(t < head ? t : t + packs * kPack);
+    }
+  }
 };
 
-/// 16 bytes of logits as y.
-template <bool kCap, class T>
-__device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, Span<T>::kPack>& pack,
-                              Accumulate<T> (&y)[Span<T>::kPack]) {
+/// V logits as y.
+template <bool kCap, class T, int V>
+__device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, V>& pack, Accumulate<T> (&y)[V]) {
   rows::unpack(pack, y);
   if (kCap || p.flips) {
 #pragma unroll
-    for (int j = 0; j < Span<T>::kPack; ++j) {
-      y[j] = capped<kCap>(p, y[j]);
+    for (Accumulate<T>& value : y) {
+      value = capped<kCap>(p, value);
     }
   }
 }
 
-/// The gradient of 16 bytes of logits, from class i of a row on. label_at is the position of the label in the pack; it
-/// is out of range if the pack does not contain the label.
-template <class T, Target kTarget, bool kCap>
-__device__ rows::Pack<T, Span<T>::kPack> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i,
-                                                     int label_at, const rows::Pack<T, Span<T>::kPack>& pack,
-                                                     const Gradient<T, kTarget, kCap>& gradient) {
-  constexpr int kPack = Span<T>::kPack;
-  Accumulate<T> values[kPack];
+/// Adds V logits, from class i of a row on.
+template <class T, Target kTarget, bool kCap, int V>
+__device__ void add_pack(const Problem<T>& p, std::int64_t row, std::int64_t i, const rows::Pack<T, V>& pack,
+                         Found<T, kTarget, kCap>& found) {
+  Accumulate<T> y[V];
+  unpack_capped<kCap>(p, pack, y);
+  found.raise_to(y);
+  found.add(y, [&](int j) { return common_u<kTarget>(p, row, i + j); });
+}
+
+/// The gradient of V logits, from class i of a row on. label_at is the position of the label in the pack; it is out of
+/// range if the pack does not contain the label.
+template <class T, Target kTarget, bool kCap, int V>
+__device__ rows::Pack<T, V> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i, int label_at,
+                                        const rows::Pack<T, V>& pack, const Gradient<T, kTarget, kCap>& gradient) {
+  Accumulate<T> values[V];
   unpack_capped<kCap>(p, pack, values);
   const auto all = [&](auto is_label) {
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      values[j] = gradient(values[j], j, is_label(j), [&] { return share_of<kTarget>(p, row, i + j); });
+    for (int j = 0; j < V; ++j) {
+      values[j] = gradient(values[j], j, is_label(j), [&] { return common_u<kTarget>(p, row, i + j); });
     }
   };
   // Only one pack of a row contains the label. The others need no test for each element.
-  if (kTarget != Target::given && static_cast<unsigned>(label_at) < kPack) {
+  if (kTarget != Target::given && static_cast<unsigned>(label_at) < V) {
     all([&](int j) { return j == label_at; });
   } else {
     all([](int) { return false; });
   }
   return rows::pack_of<T>(values);
-}
-
-/// The gradient of a single logit, class i.
-template <class T, Target kTarget, bool kCap>
-__device__ T gradient_of_one(const Problem<T>& p, std::int64_t row, std::int64_t i, std::int64_t label, T x,
-                             const Gradient<T, kTarget, kCap>& gradient) {
-  using S = Accumulate<T>;
-  const S y = capped<kCap>(p, static_cast<S>(x));
-  return static_cast<T>(gradient(y, 0, i == label, [&] { return share_of<kTarget>(p, row, i); }));
 }
 
 /// The factor of the rows' gradients, dloss / denominator, as pointers; null for 1.

@@ -42,49 +42,31 @@ constexpr int least_blocks(Team team) {
   return sizeof(T) == 8 ? 1 : team == Team::block ? 2 : 3;
 }
 
-/// Calls f(pack, index) for thread t's packs of a row. Loads kAhead of them before it uses them.
+/// Calls f(pack, i) for thread t's packs of a row, and for its elements of the ends as packs of one; i is the class of
+/// the first element. Loads kAhead packs before it uses them.
 template <int kAhead, class T, class F>
-__device__ void for_packs(const T* row, const Span<T>& span, int t, int threads, const F& f) {
-  constexpr int kPack = Span<T>::kPack;
-  const T* const from = row + span.head;
-  for (std::int64_t i = t; i < span.packs; i += std::int64_t{kAhead} * threads) {
+__device__ void for_packs(const T* row, std::int64_t classes, int t, int threads, const F& f) {
+  constexpr int kPack = PeeledRow<T>::kPack;
+  const PeeledRow<T> peeled(row, classes);
+  const T* const from = row + peeled.head;
+  for (std::int64_t i = t; i < peeled.packs; i += std::int64_t{kAhead} * threads) {
     rows::Pack<T, kPack> packs[kAhead];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       const std::int64_t number = i + std::int64_t{a} * threads;
-      if (number < span.packs) {
+      if (number < peeled.packs) {
         packs[a] = rows::load<kPack>(from + number * kPack);
       }
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       const std::int64_t number = i + std::int64_t{a} * threads;
-      if (number < span.packs) {
-        f(packs[a], number);
+      if (number < peeled.packs) {
+        f(packs[a], peeled.first(number));
       }
     }
   }
-}
-
-template <class T, Target kTarget, bool kCap>
-__device__ Found<T, kTarget, kCap> found_by_thread(const Problem<T>& p, std::int64_t row, int t, int threads) {
-  using S = Accumulate<T>;
-  const T* const x = p.logits + row * p.classes;
-  const Span<T> span(x, p.classes);
-  auto found = Found<T, kTarget, kCap>::nothing(p.unit());
-  for_packs<kAhead<T, kTarget>>(x, span, t, threads, [&](const auto& pack, std::int64_t number) {
-    S y[Span<T>::kPack];
-    unpack_capped<kCap>(p, pack, y);
-    found.raise_to(y);
-    found.add(y, [&](int j) { return share_of<kTarget>(p, row, span.first(number) + j); });
-  });
-  for (int e = t; e < span.edges(); e += threads) {
-    const std::int64_t i = span.edge(e);
-    const S y[1] = {capped<kCap>(p, static_cast<S>(x[i]))};
-    found.raise_to(y);
-    found.add(y, [&](int) { return share_of<kTarget>(p, row, i); });
-  }
-  return found;
+  peeled.for_end(t, [&](std::int64_t i) { f(rows::load<1>(row + i), i); });
 }
 
 template <class T, Target kTarget, bool kCap, Team kTeam>
@@ -107,7 +89,9 @@ __global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
     }
     return;
   }
-  const auto mine = found_by_thread<T, kTarget, kCap>(p, row, at.t, at.threads);
+  auto mine = FoundInRow::nothing(p.unit());
+  for_packs<kAhead<T, kTarget>>(p.logits + row * p.classes, p.classes, at.t, at.threads,
+                                [&](const auto& pack, std::int64_t i) { add_pack(p, row, i, pack, mine); });
   const auto found = Exchange<FoundInRow, kTeam>(shared).joined(mine, 0);
   if (at.t == 0) {
     const bool look = kTarget != Target::given && label.valid;
@@ -138,28 +122,20 @@ __global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
     return;
   }
   const Gradient<T, kTarget, kCap> gradient(p, label, logsumexp[row], mass[row], incoming(row));
-  const Span<T> span(x, p.classes);
-  T* const to = dx + span.head;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
-  for_packs<kAhead<T, kTarget>>(x, span, at.t, at.threads, [&](const auto& pack, std::int64_t number) {
-    const std::int64_t first = span.first(number);
-    const std::int64_t ahead = label.index - first;
-    const int label_at = ahead >= 0 && ahead < Span<T>::kPack ? static_cast<int>(ahead) : -1;
-    const auto out = gradient_of(p, row, first, label_at, pack, gradient);
-    T* const place = to + number * Span<T>::kPack;
-    if (aligned) {
-      rows::store_whole(place, out);
-    } else {
+  const bool same_offset = reinterpret_cast<std::uintptr_t>(dx + PeeledRow<T>(x, p.classes).head) % 16 == 0;
+  for_packs<kAhead<T, kTarget>>(
+      x, p.classes, at.t, at.threads, [&]<int V>(const rows::Pack<T, V>& pack, std::int64_t i) {
+        const std::int64_t ahead = label.index - i;
+        const auto out = gradient_of(p, row, i, ahead >= 0 && ahead < V ? static_cast<int>(ahead) : -1, pack, gradient);
+        if (V == 1 || !same_offset) {
 #pragma unroll
-      for (int j = 0; j < Span<T>::kPack; ++j) {
-        place[j] = out.at[j];
-      }
-    }
-  });
-  for (int e = at.t; e < span.edges(); e += at.threads) {
-    const std::int64_t i = span.edge(e);
-    dx[i] = gradient_of_one(p, row, i, label.index, x[i], gradient);
-  }
+          for (int j = 0; j < V; ++j) {
+            dx[i + j] = out.at[j];
+          }
+        } else if constexpr (V > 1) {
+          rows::store_whole(dx + i, out);
+        }
+      });
 }
 
 template <class T, Team kTeam>
@@ -175,20 +151,15 @@ __global__ void __launch_bounds__(most_threads(kTeam))
     const S factor = factors[per_row ? row : 0];
     if (factor != S{1}) {
       T* const g = gradient + row * classes;
-      const Span<T> span(g, classes);
-      for_packs<2>(g, span, at.t, at.threads, [&](const auto& pack, std::int64_t number) {
-        S values[Span<T>::kPack];
+      for_packs<2>(g, classes, at.t, at.threads, [&]<int V>(const rows::Pack<T, V>& pack, std::int64_t i) {
+        S values[V];
         rows::unpack(pack, values);
 #pragma unroll
         for (S& value : values) {
           value *= factor;
         }
-        rows::store(g + span.first(number), rows::pack_of<T>(values));
+        rows::store(g + i, rows::pack_of<T>(values));
       });
-      for (int e = at.t; e < span.edges(); e += at.threads) {
-        T& value = g[span.edge(e)];
-        value = static_cast<T>(static_cast<S>(value) * factor);
-      }
     }
   }
 }

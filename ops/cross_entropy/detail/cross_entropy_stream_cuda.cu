@@ -3,7 +3,7 @@
 // a cluster:
 //
 //     pass 1:  row r, part by part, as its copies arrive ──▶ sums ──▶ exchanged by the threads of the row ──▶ loss
-//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  the freed places ◀── copies of the next row
+//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  the freed slots ◀── copies of the next row
 //
 // Each thread copies the packs that it uses itself, so that threads synchronize only to exchange sums.
 
@@ -23,22 +23,22 @@ namespace {
 
 using Plan = CrossEntropyPlan;
 
-/// The part of a row that a block has in its shared memory.
+/// The packs of a row that a block has in its shared memory.
 template <class T>
-struct Share {
-  static constexpr int kPack = Span<T>::kPack;
-  using Packs = rows::Pack<T, kPack>;
+struct Slab {
+  static constexpr int kPack = PeeledRow<T>::kPack;
 
-  Span<T> span;
+  PeeledRow<T> peeled;
   int count;           // packs
-  std::int64_t begin;  // the first pack
-  T* packs;            // its address in shared memory
+  std::int64_t first;  // the first class
+  T* packs;            // its address in global memory
 
-  __device__ Share(T* row, std::int64_t classes, int rank, int slab) : span(row, classes) {
-    begin = std::int64_t{rank} * slab;
-    const std::int64_t left = span.packs - begin;
-    count = static_cast<int>(left < 0 ? 0 : left < slab ? left : slab);
-    packs = row + span.first(begin);
+  __device__ Slab(T* row, std::int64_t classes, int rank, int most) : peeled(row, classes) {
+    const std::int64_t begin = std::int64_t{rank} * most;
+    const std::int64_t left = peeled.packs - begin;
+    count = static_cast<int>(left < 0 ? 0 : left < most ? left : most);
+    first = peeled.first(begin);
+    packs = row + first;
   }
 
   __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
@@ -79,7 +79,7 @@ struct FoundInPlace : Found<T, kTarget, kCap> {
 template <class T, Target kTarget, bool kCap, bool kCluster>
 class Streamer {
   using S = Accumulate<T>;
-  static constexpr int kPack = Span<T>::kPack;
+  static constexpr int kPack = PeeledRow<T>::kPack;
   using Packs = rows::Pack<T, kPack>;
   using FoundInRow = FoundInPlace<T, kTarget, kCap>;
   using Exchange = held::Exchange<FoundInRow, kCluster ? Team::cluster : Team::block, 2>;
@@ -94,23 +94,23 @@ class Streamer {
         logits_(logits),
         queue_(queue),
         threads_(static_cast<int>(blockDim.x)),
-        place_(cuda::shared_address(memory) + 16 * threadIdx.x),
+        slot_(cuda::shared_address(memory) + 16 * threadIdx.x),
         rank_(kCluster ? cuda::cluster_rank() : 0),
         exchange_(shared, plan.cluster) {
-    asm volatile("" : "+r"(place_));  // keeps the compiler from recomputing it at each use
+    asm volatile("" : "+r"(slot_));  // keeps the compiler from recomputing it at each use
   }
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
     const S common = incoming.per_row ? S{0} : incoming(0);
     std::int64_t row = blockIdx.x / plan_.cluster;
     Label<T, kTarget> label(p_, row);
-    fetch(share_of_row(row), label.ignored);
+    fetch(slab_of_row(row), label.ignored);
     while (row < p_.rows) {
-      const Share<T> share = share_of_row(row);
+      const Slab<T> slab = slab_of_row(row);
       const int taken = is_leader() ? pop_row() : 0;  // early, to hide the latency of the atomic operation
       // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
       const S label_y = is_leader() ? y_of_label(row, label) : S{0};
-      FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, share);
+      FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, slab);
       found.next_row = is_leader() ? marked_if_ignored(taken) : 0;
       found.label_y = label_y;
       found = exchange_.joined(found, rank_);
@@ -121,8 +121,8 @@ class Streamer {
         if (is_leader()) {
           losses[row] = 0;
         }
-        write(share, next, ignores_next, [](int, std::uint32_t) { return Packs{}; });
-        for_edges(share, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
+        write(slab, next, ignores_next, [](int, std::uint32_t) { return Packs{}; });
+        for_end(slab, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
       } else {
         const Outcome<T, kTarget> outcome(p_, label, found, found.label_y);
         if (is_leader()) {
@@ -130,14 +130,14 @@ class Streamer {
         }
         const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass,
                                                   incoming.per_row ? incoming(row) : common);
-        const std::int64_t first = share.span.first(share.begin);
+        const std::int64_t first = slab.first;
         const int label_at = static_cast<int>(max(min(label.index - first, std::int64_t{INT_MAX}), std::int64_t{-1}));
-        write(share, next, ignores_next, [&](int i, std::uint32_t place) {
-          return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(place), gradient);
+        write(slab, next, ignores_next, [&](int i, std::uint32_t slot) {
+          return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(slot), gradient);
         });
-        for_edges(share, [&](std::int64_t i) {
+        for_end(slab, [&](std::int64_t i) {
           T* const x = logits_ + row * p_.classes + i;
-          *x = gradient_of_one(p_, row, i, label.index, *x, gradient);
+          rows::store(x, gradient_of(p_, row, i, label.index == i ? 0 : -1, rows::load<1>(x), gradient));
         });
       }
       row = next;
@@ -161,8 +161,8 @@ class Streamer {
     return row < p_.rows && Label<T, kTarget>(p_, row).ignored ? ~row : row;
   }
 
-  __device__ Share<T> share_of_row(std::int64_t row) const {
-    return Share<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
+  __device__ Slab<T> slab_of_row(std::int64_t row) const {
+    return Slab<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
   }
 
   __device__ S y_of_label(std::int64_t row, const Label<T, kTarget>& label) const {
@@ -170,105 +170,99 @@ class Streamer {
     return look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
   }
 
-  /// The pack at `place` in shared memory.
-  __device__ static Packs kept(std::uint32_t place) {
+  /// The pack at `slot` in shared memory.
+  __device__ static Packs kept(std::uint32_t slot) {
     uint4 bits;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-                 : "r"(place));
+                 : "r"(slot));
     return reinterpret_cast<const Packs&>(bits);
   }
 
   /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
   template <int N>
-  __device__ void add_packs(std::int64_t row, const Share<T>& share, int i, std::uint32_t place,
-                            FoundInRow& found) const {
+  __device__ void add_packs(std::int64_t row, const Slab<T>& slab, int i, std::uint32_t slot, FoundInRow& found) const {
     if constexpr (N > 1 && kTarget == Target::given) {  // probabilities take registers, too: one pack at a time
-      add_packs<1>(row, share, i, place, found);
-      add_packs<N - 1>(row, share, i + threads_, place + 16 * threads_, found);
+      add_packs<1>(row, slab, i, slot, found);
+      add_packs<N - 1>(row, slab, i + threads_, slot + 16 * threads_, found);
     } else {
       S y[N * kPack];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        unpack_capped<kCap>(p_, kept(place + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
+        unpack_capped<kCap>(p_, kept(slot + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
       }
       found.raise_to(y);
       found.add(y, [&](int j) {
-        return share_of<kTarget>(p_, row, share.span.first(share.begin + i + j / kPack * threads_) + j % kPack);
+        return common_u<kTarget>(p_, row, slab.first + std::int64_t{i + j / kPack * threads_} * kPack + j % kPack);
       });
     }
   }
 
-  /// Calls f(i) for each class i among the edges that belongs to this thread.
+  /// Calls f(i) with the class i of the row's unaligned ends that belongs to this thread, if there is one.
   template <class F>
-  __device__ void for_edges(const Share<T>& share, const F& f) const {
-    const int edges = rank_ == 0 ? share.span.edges() : 0;
-    for (int e = static_cast<int>(threadIdx.x); e < edges; e += static_cast<int>(blockDim.x)) {
-      f(share.span.edge(e));
+  __device__ void for_end(const Slab<T>& slab, const F& f) const {
+    if (rank_ == 0) {
+      slab.peeled.for_end(static_cast<int>(threadIdx.x), f);
     }
   }
 
   /// Starts loading a row, unless it is ignored, in Plan::kParts groups of copies.
-  __device__ void fetch(const Share<T>& share, bool ignored) {
-    const int count = ignored ? 0 : share.count;
+  __device__ void fetch(const Slab<T>& slab, bool ignored) {
+    const int count = ignored ? 0 : slab.count;
     int i = threadIdx.x;
-    std::uint32_t place = place_;
+    std::uint32_t slot = slot_;
     for (int part = 0; part < Plan::kParts; ++part) {
-      for (int round = 0; round < plan_.part; ++round, i += threads_, place += 16 * threads_) {
+      for (int round = 0; round < plan_.part; ++round, i += threads_, slot += 16 * threads_) {
         if (i < count) {
-          cuda::copy_async<16>(place, share.at(i), policy());
+          cuda::copy_async<16>(slot, slab.at(i), policy());
         }
       }
       cuda::commit_copies();
     }
   }
 
-  __device__ FoundInRow found_by_thread(std::int64_t row, const Share<T>& share) {
+  __device__ FoundInRow found_by_thread(std::int64_t row, const Slab<T>& slab) {
     auto found = FoundInRow::nothing(p_.unit());
-    for_edges(share, [&](std::int64_t i) {
-      const S y[1] = {capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + i]))};
-      found.raise_to(y);
-      found.add(y, [&](int) { return share_of<kTarget>(p_, row, i); });
-    });
+    for_end(slab, [&](std::int64_t i) { add_pack(p_, row, i, rows::load<1>(logits_ + row * p_.classes + i), found); });
     int i = threadIdx.x;
-    std::uint32_t place = place_;
+    std::uint32_t slot = slot_;
 #pragma unroll
     for (int part = 0; part < Plan::kParts; ++part) {
       cuda::wait_copies(Plan::kParts - 1 - part);
-      for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_, place += 2 * 16 * threads_) {
-        if (i + threads_ < share.count) {
-          add_packs<2>(row, share, i, place, found);
-        } else if (i < share.count) {
-          add_packs<1>(row, share, i, place, found);
+      for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_, slot += 2 * 16 * threads_) {
+        if (i + threads_ < slab.count) {
+          add_packs<2>(row, slab, i, slot, found);
+        } else if (i < slab.count) {
+          add_packs<1>(row, slab, i, slot, found);
         }
       }
     }
     return found;
   }
 
-  /// Overwrites each pack i of a row in global memory with make(i, its place in shared memory), and starts loading the
-  /// next row into the freed places.
+  /// Overwrites each pack i of a row in global memory with make(i, its slot in shared memory), and starts loading the
+  /// next row into the freed slots.
   template <class Make>
-  __device__ void write(const Share<T>& share, std::int64_t next_row, bool ignores_next, const Make& make) {
+  __device__ void write(const Slab<T>& slab, std::int64_t next_row, bool ignores_next, const Make& make) {
     const bool more = next_row < p_.rows && !ignores_next;
-    const Share<T> next = more ? share_of_row(next_row) : share;
+    const Slab<T> next = more ? slab_of_row(next_row) : slab;
     const int next_count = more ? next.count : 0;
     int i = threadIdx.x;
-    std::uint32_t place = place_;
-    T* to = share.at(i);
+    std::uint32_t slot = slot_;
+    T* to = slab.at(i);
     const T* from = next.at(i);
 #pragma unroll 1
     for (int part = 0; part < Plan::kParts; ++part) {
 #pragma unroll 1
       for (int round = 0; round < plan_.part; ++round) {
-        if (i < share.count) {
-          rows::store_whole(to, make(i, place));
+        if (i < slab.count) {
+          rows::store_whole(to, make(i, slot));
         }
         if (i < next_count) {
-          cuda::copy_async<16>(place, from, policy());
+          cuda::copy_async<16>(slot, from, policy());
         }
         i += threads_;
-        place += 16 * threads_;
+        slot += 16 * threads_;
         to += threads_ * kPack;
         from += threads_ * kPack;
       }
@@ -281,7 +275,7 @@ class Streamer {
   T* logits_;
   int* queue_;  // the number of rows that were taken from the queue
   int threads_;
-  std::uint32_t place_;  // the thread's first pack in shared memory; the next one is 16 · threads_ bytes after it
+  std::uint32_t slot_;  // the thread's first pack in shared memory; the next one is 16 · threads_ bytes after it
   int rank_;
   Exchange exchange_;
 };
