@@ -170,13 +170,13 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
 TEST(SoftmaxPlan, UnalignedRows) {
   for (const int size : {2, 4, 8}) {
     for (const bool backward : {false, true}) {
-      EXPECT_EQ(plan(63, size, backward).threads, 8);
-      EXPECT_EQ(plan(65, size, backward).threads, 32);
+      EXPECT_EQ(plan(127, size, backward).threads, 8);
+      EXPECT_EQ(plan(129, size, backward).threads, 32);
       EXPECT_EQ(plan(326, size, backward, size).pack, 1);
       EXPECT_EQ(plan(1023, size, backward).held, Held::registers);
       EXPECT_EQ(plan(1023, size, backward).elements, 32);
       EXPECT_EQ(plan(1025, size, backward).held, Held::shared_memory);
-      EXPECT_EQ(plan(1025, size, backward).threads, 64);
+      EXPECT_EQ(plan(1025, size, backward).threads, 96);
       EXPECT_EQ(plan(16'391, size, backward).held, size == 8 && backward ? Held::nowhere : Held::shared_memory);
       EXPECT_EQ(plan(10'000'001, size, backward).held, Held::nowhere);
     }

@@ -29,7 +29,7 @@ constexpr std::int64_t kSharedBytesOfAll = 226 << 10;
 constexpr std::int64_t kExchangeBytes = 9 << 10;
 // Bytes of shared memory per block with which three blocks, two blocks or one block fit on a multiprocessor.
 constexpr int kSharedBytes[] = {73 << 10, 110 << 10, 220 << 10};
-constexpr int kSharedElements = 32;  // columns per thread of rows in shared memory, unless a block is too small
+constexpr int kSharedElements = 16;  // columns per thread of rows in shared memory, unless a block is too small
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 

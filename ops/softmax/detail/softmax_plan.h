@@ -45,7 +45,7 @@ inline constexpr SoftmaxLayout kSoftmaxLayouts[] = {
     {.elements = 24, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
     {.elements = 32, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
     // The same for rows that are not aligned to 16 bytes, and for doubles.
-    {.lanes = 8, .elements = 8, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
+    {.lanes = 8, .elements = 16, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
     {.elements = 8, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
     {.elements = 16, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
     {.elements = 32, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
