@@ -413,6 +413,7 @@ PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
   if (detail::is_gguf(folder)) {
     return detail::load_gguf_config(folder, "load_pretrained: " + folder.string());
   }
+  check_folder(folder, "load_pretrained");
   const std::filesystem::path path = folder / kConfig;
   return pretrained_config(read_json(path, kLongestConfig), "load_pretrained: " + path.string());
 }
@@ -421,6 +422,7 @@ StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
   if (detail::is_gguf(folder)) {
     return detail::load_gguf_model(folder, float32, "load_pretrained: " + folder.string()).tensors;
   }
+  check_folder(folder, "load_pretrained");
   if (is_there(folder / kWeights)) {
     return load_mapped(folder / kWeights);
   }
