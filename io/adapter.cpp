@@ -1,14 +1,15 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 
-#include <mica/autograd/grad_mode.h>
+#include <mica/core/copy.h>
 #include <mica/io/adapter.h>
 #include <mica/io/file.h>
 #include <mica/io/json.h>
 #include <mica/io/safetensors.h>
+#include <mica/nn/detail/adapters.h>
 #include <mica/nn/lora.h>
-#include <mica/ops/inplace/inplace.h>
 
 namespace mica::io {
 
@@ -19,10 +20,46 @@ constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kDown = ".lora_A.weight";
 constexpr std::string_view kUp = ".lora_B.weight";
 
-// The prefix that PEFT adds to the names of a model's layers.
-std::string prefix_of(const nn::GPT&) { return "base_model.model.transformer."; }
-std::string prefix_of(const nn::Llama&) { return "base_model.model."; }
-std::string prefix_of(const nn::Bert&) { return "base_model.model."; }
+// With an adapter of the head, PEFT also saves the weight below.
+constexpr std::string_view kBelow = ".base_layer.weight";
+
+constexpr std::string_view kPrefix = "base_model.model.";  // PEFT's, before transformers' name of a layer
+
+// What transformers' names of a model's layers have before mica's, except for the head.
+std::string_view inner_prefix_of(const nn::GPT&) { return "transformer."; }
+std::string_view inner_prefix_of(const nn::Llama&) { return ""; }
+std::string_view inner_prefix_of(const nn::Bert&) { return ""; }
+
+constexpr std::string_view kHead = "lm_head";
+
+// transformers' name of a layer.
+template <class Model>
+std::string target_of(const Model& model, const std::string& layer) {
+  return layer == kHead ? layer : std::string(inner_prefix_of(model)) + layer;
+}
+
+// The layer whose tensor has this name in a file, without `ending`; empty if there is none.
+template <class Model>
+std::string layer_of(const Model& model, std::string_view name, std::string_view ending) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(ending) || name.size() < kPrefix.size() + ending.size()) {
+    return "";
+  }
+  const std::string_view target = name.substr(kPrefix.size(), name.size() - kPrefix.size() - ending.size());
+  const std::string_view inner = inner_prefix_of(model);
+  return target == kHead             ? std::string(target)
+         : target.starts_with(inner) ? std::string(target.substr(inner.size()))
+                                     : "";
+}
+
+// Whether one is the other, rounded to its dtype if that is narrower.
+bool is_copy(const Tensor& a, const Tensor& b) {
+  const auto same_in = [&](DType dtype) {
+    const Tensor x = contiguous_data(a.detach().to(Device::cpu(), dtype));
+    const Tensor y = contiguous_data(b.detach().to(Device::cpu(), dtype));
+    return std::memcmp(x.raw_data(), y.raw_data(), x.bytes()) == 0;
+  };
+  return a.shape() == b.shape() && (same_in(a.dtype()) || same_in(b.dtype()));
+}
 
 // In transformers, the linear layers of GPT-2 have weights of shape (in, out).
 bool is_transposed(const nn::GPT&) { return true; }
@@ -45,10 +82,11 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
     const nn::LoraOptions& own = layer->lora_options();
     check(own.rank == options.rank && own.alpha == options.alpha && own.dropout == options.dropout,
           "save_adapter: expected all adapters to have the same rank, alpha and dropout, but those of {} differ", name);
-    const std::string full = prefix_of(model) + name;
+    const std::string target = target_of(model, name);
+    const std::string full = std::string(kPrefix) + target;
     state[full + std::string(kDown)] = layer->lora_a.detach();
     state[full + std::string(kUp)] = layer->lora_b.detach();
-    targets.push_back({full.substr(std::string_view("base_model.model.").size())});
+    targets.push_back({target});
   }
   make_folder(folder, "save_adapter");
   save(folder / kWeightsFile, state, {{"format", "pt"}});
@@ -137,31 +175,37 @@ nn::LoraOptions options_of(const JsonValue& config, const std::string& file) {
 
 template <class Model>
 void load_adapter_of(Model& model, const std::filesystem::path& folder) {
+  check_folder(folder, "load_adapter");
   const std::string config_file = (folder / kConfigFile).string(), weights_file = (folder / kWeightsFile).string();
   const nn::LoraOptions options = options_of(read_json(config_file, 1 << 20), config_file);
   const StateDict state = load(weights_file);
   check(nn::adapted_layers(model).empty(), "load_adapter: the model already has adapters");
 
-  struct Pair {
+  struct Parts {
     Tensor down, up;
+    Tensor below;  // the layer's own weight
   };
-  std::map<std::string, Pair> pairs;  // by the layer's name
+  std::map<std::string, Parts> parts;  // by the layer's name
   std::string problems;
-  const std::string prefix = prefix_of(model);
   for (const auto& [name, tensor] : state) {
-    const bool is_down = name.ends_with(kDown), is_up = name.ends_with(kUp);
-    if (!name.starts_with(prefix) || !(is_down || is_up) || name.size() < prefix.size() + kDown.size()) {
+    const bool is_below = name.ends_with(kBelow), is_down = name.ends_with(kDown);
+    const std::string layer = layer_of(model, name, is_below ? kBelow : is_down ? kDown : kUp);
+    if (layer.empty()) {
       problems += "\n  unexpected: " + name;
       continue;
     }
-    const std::string layer = name.substr(prefix.size(), name.size() - prefix.size() - kDown.size());
-    (is_down ? pairs[layer].down : pairs[layer].up) = tensor;
+    Parts& own = parts[layer];
+    Tensor& part = is_below ? own.below : is_down ? own.down : own.up;
+    if (part.defined()) {
+      problems += fmt::format("\n  {}: it has two tensors {}", layer, name);
+    }
+    part = tensor;
   }
   std::map<std::string, nn::Linear*> layers;
   for (const auto& [name, layer] : nn::linear_layers(model)) {
     layers[name] = layer;
   }
-  for (const auto& [name, pair] : pairs) {
+  for (const auto& [name, own] : parts) {
     const auto found = layers.find(name);
     if (found == layers.end()) {
       problems += fmt::format("\n  the model has no linear layer {}", name);
@@ -169,24 +213,30 @@ void load_adapter_of(Model& model, const std::filesystem::path& folder) {
     }
     const nn::Linear& layer = *found->second;
     const Shape down{options.rank, layer.in_features()}, up{layer.out_features(), options.rank};
-    if (!pair.down.defined() || !pair.up.defined() || pair.down.shape() != down || pair.up.shape() != up ||
-        !is_floating(pair.down.dtype()) || !is_floating(pair.up.dtype())) {
+    if (!own.down.defined() || !own.up.defined() || own.down.shape() != down || own.up.shape() != up ||
+        !is_floating(own.down.dtype()) || !is_floating(own.up.dtype())) {
       problems += fmt::format("\n  {}: expected floating lora_A {} and lora_B {}", name, down, up);
     }
+    if (own.below.defined() && layer.is_quantized()) {
+      problems += fmt::format(
+          "\n  {}: it has a copy of the weight, which cannot be compared with a quantized one: load the adapter before "
+          "nn::quantize",
+          name);
+    } else if (own.below.defined() && !is_copy(own.below, layer.weight)) {
+      problems += fmt::format("\n  {}: it was trained on another weight, of which it has a copy", name);
+    }
   }
-  check(problems.empty() && !pairs.empty(), "load_adapter: {} does not fit the model:{}", weights_file,
+  check(problems.empty() && !parts.empty(), "load_adapter: {} does not fit the model:{}", weights_file,
         problems.empty() ? "\n  it has no adapters" : problems);
 
-  for (const Tensor& parameter : model.parameters()) {
-    parameter.requires_grad_(false);
+  std::vector<nn::detail::NewAdapter> adapters;
+  for (const auto& [name, own] : parts) {
+    nn::Linear* const layer = layers.at(name);
+    adapters.push_back({layer, layer->new_lora(options)});
+    copy_into(adapters.back().parameters.a, own.down);
+    copy_into(adapters.back().parameters.b, own.up);
   }
-  const autograd::NoGrad no_grad;
-  for (const auto& [name, pair] : pairs) {
-    nn::Linear& layer = *layers.at(name);
-    layer.add_lora(options);
-    copy_(layer.lora_a, pair.down);
-    copy_(layer.lora_b, pair.up);
-  }
+  nn::detail::add_adapters(model, adapters, options);
 }
 
 }  // namespace

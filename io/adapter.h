@@ -22,7 +22,8 @@ void save_adapter(nn::Bert& model, const std::filesystem::path& folder, const st
 /// Adds the adapters of a folder to a model that has none, quantized or not, and freezes the model's parameters: see
 /// nn::add_lora().
 /// Throws an Error that names the file and the problem, changing nothing, for adapters of layers that the model does
-/// not have, adapters of another shape, and configurations that mica does not support (DoRA, trained biases, whole
+/// not have, adapters of another shape, an adapter of the head that was trained on another weight (PEFT saves that
+/// weight, too), and configurations that mica does not support (DoRA, trained biases, whole
 /// modules, ranks that differ between layers, an initialization that changes the base weights, such as PiSSA's).
 void load_adapter(nn::GPT& model, const std::filesystem::path& folder);
 void load_adapter(nn::Llama& model, const std::filesystem::path& folder);

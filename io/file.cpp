@@ -84,6 +84,14 @@ void make_folder(const std::filesystem::path& path, const char* what) {
         error ? ": " + error.message() : "");
 }
 
+void check_folder(const std::filesystem::path& path, const char* what) {
+  struct stat status {};
+  if (::stat(path.empty() ? "." : path.c_str(), &status) != 0) {
+    fail("{}: cannot open the folder {}: {}", what, path.string(), error_text(errno));
+  }
+  check(S_ISDIR(status.st_mode), "{}: {} is not a folder", what, path.string());
+}
+
 InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
   // Without O_NONBLOCK, opening a FIFO would wait for a writer.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);

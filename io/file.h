@@ -21,6 +21,10 @@ bool is_there(const std::filesystem::path& path);
 /// Creates the folder, and its parents, if they do not exist. Throws an Error that starts with `what`.
 void make_folder(const std::filesystem::path& path, const char* what);
 
+/// Throws an Error that starts with `what` and gives the reason unless `path` is a folder; an empty path is the current
+/// one.
+void check_folder(const std::filesystem::path& path, const char* what);
+
 /// A regular file that is open for reading. Errors name the file.
 class InputFile {
  public:

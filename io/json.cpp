@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <mica/core/check.h>
+#include <mica/io/detail/classic_locale.h>
 #include <mica/io/file.h>
 #include <mica/io/json.h>
 
@@ -139,6 +140,7 @@ const JsonValue* JsonValue::find(const std::string& name) const {
 
 JsonValue parse_json(std::string_view text, const std::string& what) {
   ValueBuilder builder(what);
+  const detail::ClassicLocale locale;
   Json::sax_parse(text.begin(), text.end(), &builder);
   return std::move(builder).result();
 }

@@ -126,9 +126,13 @@ StateDict own_state(const Layout& layout, bool tied_head, const StateDict& files
     check(result.emplace(name, value).second, "{}: two tensors of the files have the name \"{}\" in the model", what,
           name);
   }
-  // transformers does not tie these, whatever the configuration says.
-  const auto embedding = result.find(std::string(layout.embedding));
-  if (head.defined() && embedding != result.end() && !is_same(head, embedding->second)) {
+  if (!head.defined()) {
+    return result;
+  }
+  const auto [embedding, is_new] = result.try_emplace(std::string(layout.embedding), head);
+  // Of two tied tensors, safetensors' save_model() writes one, which may be the head. transformers does not tie
+  // different ones, whatever the configuration says.
+  if (!is_new && !is_same(head, embedding->second)) {
     check(!options.strict,
           "{}: \"tie_word_embeddings\" says that the head is the embedding, but the files have another tensor \"{}\"",
           what, kHead);
@@ -256,20 +260,25 @@ StateDict load_shards(const std::filesystem::path& folder) {
 
 // Saving.
 
-void check_without_adapters(const StateDict& state) {
+/// Throws unless the tensors are those of the model's class alone: files have no others.
+void check_plain(const StateDict& state, const char* op) {
+  constexpr std::string_view kAdapter = ".lora_a", kQuantized = ".packed";
   for (const auto& [name, tensor] : state) {
-    check(!name.ends_with(".lora_a"),
-          "save_pretrained: {} is part of an adapter: save it by io::save_adapter, or add it "
-          "to the weights by nn::merge_lora",
+    check(!name.ends_with(kAdapter),
+          "{}: {} is part of an adapter: save it by io::save_adapter, or add it to the weights by nn::merge_lora", op,
           name);
+    check(!name.ends_with(kQuantized), "{}: the weight of {} is quantized: save the model before nn::quantize", op,
+          name.substr(0, name.size() - kQuantized.size()));
   }
 }
 
-StateDict file_state(const nn::GPT& model) {
+// The tensors as transformers' files have them. Errors start with `op`.
+StateDict file_state(const nn::GPT& model, const char* op) {
   const Layout layout = layout_of(model.config);
-  check_without_adapters(model.state_dict());
+  const StateDict state = model.state_dict();
+  check_plain(state, op);
   StateDict result;
-  for (const auto& [name, tensor] : model.state_dict()) {
+  for (const auto& [name, tensor] : state) {
     if (name != kHead) {
       result.emplace(std::string(layout.prefix) + name,
                      is_transposed(layout, name, tensor) ? transpose(tensor, 0, 1) : tensor);
@@ -277,15 +286,19 @@ StateDict file_state(const nn::GPT& model) {
   }
   return result;
 }
-StateDict file_state(const nn::Llama& model) {
+StateDict file_state(const nn::Llama& model, const char* op) {
   StateDict result = model.state_dict();
-  check_without_adapters(result);
+  check_plain(result, op);
   if (model.config.tied_head) {
     result.erase(std::string(kHead));
   }
   return result;
 }
-StateDict file_state(const nn::Bert& model) { return model.state_dict(); }
+StateDict file_state(const nn::Bert& model, const char* op) {
+  StateDict result = model.state_dict();
+  check_plain(result, op);
+  return result;
+}
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
   AtomicFile file(path);
@@ -358,7 +371,7 @@ template <class Model>
 void save_model(const Model& model, const std::filesystem::path& folder, const SaveOptions& options) {
   check(options.shard_bytes > 0, "save_pretrained: expected shard_bytes above 0");
   JsonValue::Object config = config_entries(model.config);  // may throw, so before anything is written
-  const StateDict state = file_state(model);
+  const StateDict state = file_state(model, "save_pretrained");
   config["dtype"] = {fmt::format("{}", state.begin()->second.dtype())};
   config["torch_dtype"] = config["dtype"];  // the name that older versions read
   if (!options.like.empty()) {
@@ -400,7 +413,7 @@ GgufMetadata model_metadata(const Config& config, const GgufMetadata& more) {
 template <class Model>
 StateDict gguf_tensors(const Model& model) {
   StateDict tensors;
-  for (const auto& [name, tensor] : file_state(model)) {
+  for (const auto& [name, tensor] : file_state(model, "save_gguf")) {
     const detail::GgufParameter parameter = detail::gguf_parameter(model.config, name, tensor);
     tensors.emplace(parameter.name, parameter.tensor);
   }
@@ -413,6 +426,7 @@ PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
   if (detail::is_gguf(folder)) {
     return detail::load_gguf_config(folder, "load_pretrained: " + folder.string());
   }
+  check_folder(folder, "load_pretrained");
   const std::filesystem::path path = folder / kConfig;
   return pretrained_config(read_json(path, kLongestConfig), "load_pretrained: " + path.string());
 }
@@ -421,6 +435,7 @@ StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
   if (detail::is_gguf(folder)) {
     return detail::load_gguf_model(folder, float32, "load_pretrained: " + folder.string()).tensors;
   }
+  check_folder(folder, "load_pretrained");
   if (is_there(folder / kWeights)) {
     return load_mapped(folder / kWeights);
   }

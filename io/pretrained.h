@@ -51,8 +51,8 @@ using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Bert>;
 /// file.
 ///
 /// Names may lack the model's prefix ("transformer.", "model.") or have that of a larger model ("bert."). The attention
-/// masks and rotary tables of old files are ignored, and so is the weight of a head that the configuration ties to the
-/// embedding, if it has the embedding's bits.
+/// masks and rotary tables of old files are ignored. If the configuration ties the head to the embedding, the files may
+/// have the weight of either; if they have both, its bits must be the same.
 ///
 /// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gpt2
 /// an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32 if it is
@@ -83,7 +83,8 @@ struct SaveOptions {
 /// Writes config.json and the weights so that transformers' from_pretrained() and load_pretrained() can read them.
 /// Creates the folder if needed. Each file is replaced only when its new contents are complete, config.json last; then
 /// other weight files of an earlier save (model.safetensors, or the shards in its index) are removed. A model may be
-/// saved to the folder that it was loaded from.
+/// saved to the folder that it was loaded from. Throws an Error before anything is written if a layer has an adapter or
+/// a quantized weight, or transformers has no such model.
 void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});
@@ -93,7 +94,8 @@ void save_pretrained(const PretrainedModel& model, const std::filesystem::path& 
 /// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is added
 /// and replaces entries with the same keys. Unless it contains a tokenizer, llama.cpp accepts token ids only. Throws an
 /// Error for what llama.cpp does not support: dynamic or longrope scaling of rotary embeddings, layers without rotary
-/// embeddings, a GPT without biases or with exact GELU.
+/// embeddings, a GPT without biases or with exact GELU. Adapters and quantized weights are errors as well: let
+/// `options` quantize.
 void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const GgufMetadata& metadata = {},

@@ -199,16 +199,18 @@ class Entries {
   std::string prefix_;
 };
 
+constexpr const char* kPytorchTanh = "gelu_pytorch_tanh";
+
 constexpr std::array<std::pair<std::string_view, GeluApproximation>, 3> kGelus{{
     {"gelu_new", GeluApproximation::tanh},
-    {"gelu_pytorch_tanh", GeluApproximation::tanh},
+    {kPytorchTanh, GeluApproximation::tanh},
     {"gelu", GeluApproximation::none},
 }};
 
 constexpr std::array<std::pair<std::string_view, Activation>, 4> kActivations{{
     {"gelu", Activation::gelu},
     {"gelu_new", Activation::gelu_tanh},
-    {"gelu_pytorch_tanh", Activation::gelu_tanh},
+    {kPytorchTanh, Activation::gelu_tanh},
     {"relu", Activation::relu},
 }};
 
@@ -247,15 +249,17 @@ nn::GPTConfig gpt_config(const Entries& c) {
                        .width = c.count("n_embd", 1, kWidest),
                        .dropout = c.probability("resid_pdrop", 0.1)};
   check_heads(c, "n_head", result.heads, "n_embd", result.width);
-  for (const char* name : {"embd_pdrop", "attn_pdrop"}) {
-    if (c.probability(name, 0.1) != result.dropout) {
-      c.refuse(name, fmt::format("the same as \"resid_pdrop\", {}", result.dropout));
+  for (const auto& [name, own] :
+       {std::pair{"embd_pdrop", &result.embedding_dropout}, std::pair{"attn_pdrop", &result.attention_dropout}}) {
+    if (const double p = c.probability(name, 0.1); p != result.dropout) {
+      *own = p;
     }
   }
   if (c.count("n_inner", 1, 4 * kWidest, 4 * result.width) != 4 * result.width) {
     c.refuse("n_inner", fmt::format("four times \"n_embd\", {}", 4 * result.width));
   }
   result.gelu = c.choice("activation_function", "gelu_new", kGelus);
+  result.gelu_pytorch_tanh = c.text("activation_function", "") == kPytorchTanh;
   result.norm_eps = c.number("layer_norm_epsilon", 0, 1e-5);
   c.require_flag("scale_attn_weights", true);
   c.require_flag("scale_attn_by_inverse_layer_idx", false);
@@ -443,7 +447,8 @@ nn::BertConfig bert_config(const Entries& c) {
                         .norm_eps = c.number("layer_norm_eps", 0, 1e-12),
                         .dropout = c.probability("hidden_dropout_prob", 0.1),
                         .attention_dropout = c.probability("attention_probs_dropout_prob", 0.1),
-                        .activation = c.choice("hidden_act", "gelu", kActivations)};
+                        .activation = c.choice("hidden_act", "gelu", kActivations),
+                        .gelu_pytorch_tanh = c.text("hidden_act", "") == kPytorchTanh};
   check_heads(c, "num_attention_heads", result.heads, "hidden_size", result.width);
   c.require_text("position_embedding_type", "absolute");
   c.require_flag("is_decoder", false);
@@ -475,11 +480,12 @@ JsonValue::Object entries_of(const nn::GPTConfig& c) {
           {"n_head", json(c.heads)},
           {"n_embd", json(c.width)},
           {"n_inner", {}},
-          {"activation_function", json(name_of(c.gelu, kGelus))},
+          {"activation_function",
+           json(c.gelu == GeluApproximation::tanh && c.gelu_pytorch_tanh ? kPytorchTanh : name_of(c.gelu, kGelus))},
           {"layer_norm_epsilon", json(c.norm_eps)},
           {"resid_pdrop", json(c.dropout)},
-          {"embd_pdrop", json(c.dropout)},
-          {"attn_pdrop", json(c.dropout)},
+          {"embd_pdrop", json(c.embedding_dropout.value_or(c.dropout))},
+          {"attn_pdrop", json(c.attention_dropout.value_or(c.dropout))},
           {"scale_attn_weights", json(true)},
           {"scale_attn_by_inverse_layer_idx", json(false)},
           {"add_cross_attention", json(false)},
@@ -587,7 +593,9 @@ JsonValue::Object entries_of(const nn::BertConfig& c) {
           {"num_attention_heads", json(c.heads)},
           {"hidden_size", json(c.width)},
           {"intermediate_size", json(c.hidden)},
-          {"hidden_act", json(name_of(c.activation, kActivations))},
+          {"hidden_act",
+           json(c.activation == Activation::gelu_tanh && c.gelu_pytorch_tanh ? kPytorchTanh
+                                                                             : name_of(c.activation, kActivations))},
           {"layer_norm_eps", json(c.norm_eps)},
           {"hidden_dropout_prob", json(c.dropout)},
           {"attention_probs_dropout_prob", json(c.attention_dropout)},

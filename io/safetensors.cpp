@@ -16,6 +16,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/progress.h>
+#include <mica/io/detail/classic_locale.h>
 #include <mica/io/detail/mapped_tensor.h>
 #include <mica/io/file.h>
 #include <mica/io/safetensors.h>
@@ -204,6 +205,7 @@ class HeaderReader {
   std::vector<Member> parse(const std::string& text) const {
     const auto refuse = [&](const std::string& why) { require(false, "{}", why); };
     HeaderEvents events(refuse);
+    const detail::ClassicLocale locale;
     require(Json::sax_parse(text, &events), "its header is not valid JSON");
     return std::move(events).members();
   }

@@ -248,6 +248,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
   if (detail::is_gguf(folder)) {
     return gguf_tokenizer(load_gguf_metadata(folder), "load: " + folder.string());
   }
+  check_folder(folder, "load");
   detail::TokenizerSettings settings;
   if (const auto path = folder / "tokenizer_config.json"; is_there(path)) {
     settings = detail::tokenizer_settings(read_json(path, kLargestFile), "load: " + path.string());

@@ -47,8 +47,8 @@ Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached, co
     const Tensor y = scaled_dot_product_attention(part(0), keys, values, cached.cache->attention_options());
     return reshape(transpose(y, 1, 2), {batch, length, width});
   }
-  return self_attention(c_attn(x), options.heads,
-                        {.causal = options.causal, .dropout = is_training() ? options.dropout : 0, .mask = mask});
+  const double dropout = is_training() ? options.attention_dropout.value_or(options.dropout) : 0;
+  return self_attention(c_attn(x), options.heads, {.causal = options.causal, .dropout = dropout, .mask = mask});
 }
 
 }  // namespace mica::nn

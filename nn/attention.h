@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include <mica/nn/dropout.h>
 #include <mica/nn/key_value_cache.h>
 #include <mica/nn/linear.h>
@@ -12,6 +14,7 @@ struct MultiheadAttentionOptions {
   double dropout = 0;      ///< of the attention weights and of the result
   bool causal = true;      ///< position t attends to positions 0 … t only
   bool bias = true;
+  std::optional<double> attention_dropout{};  ///< of the attention weights, if it differs
 };
 
 /// Multi-head self-attention, x (B, T, width) to (B, T, width):

@@ -44,7 +44,7 @@ GPT::GPT(const GPTConfig& config)
     : config(checked(config)),
       wte(child("wte", Embedding{config.vocab, config.width})),
       wpe(child("wpe", Embedding{config.context, config.width})),
-      drop(child("drop", Dropout{config.dropout})),
+      drop(child("drop", Dropout{config.embedding_dropout.value_or(config.dropout)})),
       h(child("h", ModuleList<TransformerBlock>{})),
       ln_f(child("ln_f", LayerNorm{config.width, {.eps = config.norm_eps, .bias = config.bias}})),
       lm_head(child("lm_head", Linear{wte.weight})) {
@@ -54,7 +54,8 @@ GPT::GPT(const GPTConfig& config)
                                   .dropout = config.dropout,
                                   .bias = config.bias,
                                   .gelu = config.gelu,
-                                  .norm_eps = config.norm_eps}});
+                                  .norm_eps = config.norm_eps,
+                                  .attention_dropout = config.attention_dropout}});
   }
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::int64_t>(config.layers, 1)));
   for (const auto& [name, parameter] : named_parameters()) {

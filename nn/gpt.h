@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include <mica/nn/containers.h>
@@ -22,6 +23,11 @@ struct GPTConfig {
   bool checkpoint = false;  ///< save only the input of each block and recompute the rest in backward: the same
                             ///< bits, more time, less memory (see nn::checkpoint); may be changed at any time
   double norm_eps = 1e-5;
+  std::optional<double> attention_dropout{};  ///< of the attention weights, if it differs from `dropout`
+  std::optional<double> embedding_dropout{};  ///< of the embeddings, if it differs from `dropout`
+  /// The name of the tanh approximation in config.json: "gelu_pytorch_tanh" instead of "gelu_new". In transformers, the
+  /// two differ by rounding; in mica, they do not differ.
+  bool gelu_pytorch_tanh = false;
 };
 
 /// GPT-2's four sizes, by their number of parameters: "124m", "350m", "774m" and "1558m". The vocabulary is padded to

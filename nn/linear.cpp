@@ -1,13 +1,16 @@
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include <mica/autograd/grad_mode.h>
+#include <mica/autograd/inplace.h>
+#include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/nn/init.h>
 #include <mica/nn/linear.h>
 #include <mica/ops/dropout/dropout.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
-#include <mica/ops/inplace/inplace.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
@@ -33,13 +36,24 @@ Linear::Linear(const QuantizedWeight& weight, const Tensor& bias) : bias(bias), 
   register_bias();
 }
 
+// Registers all of the weight's tensors or, if memory runs out, none.
 void Linear::register_quantized() {
-  buffer("packed", quantized.packed);
-  if (quantized.scale.defined()) {
-    buffer("scale", quantized.scale);
-  }
-  if (quantized.zero.defined()) {
-    buffer("zero", quantized.zero);
+  std::vector<const char*> done;
+  done.reserve(3);
+  try {
+    for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"packed", quantized.packed},
+                                       {"scale", quantized.scale},
+                                       {"zero", quantized.zero}}) {
+      if (tensor.defined()) {
+        buffer(name, tensor);
+        done.push_back(name);
+      }
+    }
+  } catch (...) {
+    for (const char* const name : done) {
+      forget(name);
+    }
+    throw;
   }
 }
 
@@ -88,19 +102,46 @@ Tensor Linear::update(const Tensor& x) const {
   return linear(narrow, lora_b) * (lora_options_.alpha / static_cast<double>(lora_options_.rank));
 }
 
-void Linear::add_lora(const LoraOptions& options) {
+LoraParameters Linear::new_lora(const LoraOptions& options) const {
   check_lora_options(options);
-  check(!has_lora(), "Linear: the layer already has an adapter");
   const std::int64_t in = in_features(), out = out_features();
   // The scales of a quantized weight have the dtype that the weight had: see quantize().
   const Device device = is_quantized() ? quantized.packed.device() : weight.device();
   const DType dtype = !is_quantized() ? weight.dtype() : quantized.scale.defined() ? quantized.scale.dtype() : float32;
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(device, dtype);
-  const Tensor b = zeros({out, options.rank}, dtype, device);
-  lora_a = param("lora_a", a.detach());
-  lora_b = param("lora_b", b);
+  return {.a = a.detach(), .b = zeros({out, options.rank}, dtype, device)};
+}
+
+void Linear::add_lora(const LoraOptions& options) {
+  check(!has_lora(), "Linear: the layer already has an adapter");
+  add_lora(options, new_lora(options));
+}
+
+void Linear::add_lora(const LoraOptions& options, const LoraParameters& parameters) {
+  check_lora_options(options);
+  check(!has_lora(), "Linear: the layer already has an adapter");
+  const Shape a{options.rank, in_features()}, b{out_features(), options.rank};
+  check(parameters.a.shape() == a && parameters.b.shape() == b,
+        "Linear: expected an adapter of shapes {} and {}, got {} and {}", a, b, parameters.a.shape(),
+        parameters.b.shape());
+  param("lora_a", parameters.a);
+  try {
+    param("lora_b", parameters.b);
+  } catch (...) {
+    forget("lora_a");
+    throw;
+  }
+  lora_a = parameters.a;
+  lora_b = parameters.b;
   lora_options_ = options;
+}
+
+void Linear::remove_lora() {
+  check(has_lora(), "Linear: there is no adapter to remove");
+  forget("lora_a");
+  forget("lora_b");
+  lora_a = lora_b = {};
 }
 
 void Linear::merge_lora() {
@@ -110,22 +151,31 @@ void Linear::merge_lora() {
   const double scale = lora_options_.alpha / static_cast<double>(lora_options_.rank);
   // In float32 or wider, so that the weight is rounded only once.
   const DType wide = accumulate_dtype(weight.dtype());
-  copy_(weight, weight.detach().to(wide) + matmul(lora_b.to(wide), lora_a.to(wide)) * scale);
-  forget("lora_a");
-  forget("lora_b");
-  lora_a = lora_b = {};
+  const Tensor sum = weight.detach().to(wide) + matmul(lora_b.to(wide), lora_a.to(wide)) * scale;
+  const Tensor merged = sum.to(weight.dtype());
+  autograd::check_writable("merge_lora", weight);
+  // From here on nothing allocates memory.
+  copy_into(weight, merged);
+  weight.bump_version("merge_lora");
+  remove_lora();
 }
 
 void Linear::quantize(QuantizeOptions options) {
   check(!is_quantized(), "Linear: the weight is quantized already");
   const DType dtype = weight.dtype();
   options.dtype = dtype == float64 ? float32 : dtype;
-  quantized = mica::quantize(transpose(weight.detach(), 0, 1), options);
-  quantized.scale = quantized.scale.to(dtype);
-  quantized.zero = quantized.zero.to(dtype);
+  QuantizedWeight result = mica::quantize(transpose(weight.detach(), 0, 1), options);
+  result.scale = result.scale.to(dtype);
+  result.zero = result.zero.to(dtype);
+  quantized = std::move(result);
+  try {
+    register_quantized();
+  } catch (...) {
+    quantized = {};
+    throw;
+  }
   forget("weight");
   weight = {};
-  register_quantized();
 }
 
 void check_lora_options(const LoraOptions& options) {

@@ -20,6 +20,12 @@ struct LoraOptions {
   double dropout = 0;  ///< of the adapter's input, in [0, 1)
 };
 
+/// The parameters of a low-rank adapter.
+struct LoraParameters {
+  Tensor a;  ///< (rank, in)
+  Tensor b;  ///< (out, rank)
+};
+
 /// Throws unless rank ≥ 1, alpha is finite and dropout is in [0, 1).
 void check_lora_options(const LoraOptions& options);
 
@@ -47,9 +53,16 @@ class Linear : public Module {
 
   /// Registers the parameters lora_a (rank, in), initialized uniformly in ±1/√in, and lora_b (out, rank), initialized
   /// to 0, so that the outputs do not change at first. Both have the weight's device and dtype; if it is quantized, the
-  /// dtype of its scale, or float32 if it has none. Throws if there already is an adapter.
+  /// dtype of its scale, or float32 if it has none. Throws, changing nothing, if there already is an adapter.
   void add_lora(const LoraOptions& options);
-  /// Adds the adapter's product to the weight and removes the adapter. Throws if there is none.
+  /// The parameters that add_lora(options) would register.
+  LoraParameters new_lora(const LoraOptions& options) const;
+  /// Registers these as lora_a and lora_b. Throws, changing nothing, if there already is an adapter.
+  void add_lora(const LoraOptions& options, const LoraParameters& parameters);
+  /// Removes the adapter without adding it to the weight. Throws if there is none.
+  void remove_lora();
+  /// Adds the adapter's product to the weight and removes the adapter. Throws, changing nothing, if there is none or
+  /// the weight is quantized.
   void merge_lora();
   bool has_lora() const { return lora_a.defined(); }
   const LoraOptions& lora_options() const { return lora_options_; }
@@ -57,7 +70,8 @@ class Linear : public Module {
   /// Quantizes the weight along `in`: the parameter "weight" is replaced by the buffers "packed", "scale" and "zero".
   /// Products are then computed by mica::quantized_matmul; the bias and the activation are applied after its result is
   /// rounded. Scales and zeros get the weight's dtype, whatever options.dtype is. A module that shared the weight keeps
-  /// it. Throws, changing nothing, if the weight is quantized already, and for the errors of mica::quantize.
+  /// it. Throws, changing nothing, if the weight is quantized already, for the errors of mica::quantize, and if memory
+  /// runs out.
   void quantize(QuantizeOptions options);
   bool is_quantized() const { return quantized.packed.defined(); }
 

@@ -2,6 +2,7 @@
 #include <typeinfo>
 
 #include <mica/core/progress.h>
+#include <mica/nn/detail/adapters.h>
 #include <mica/nn/detail/name_pattern.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
@@ -14,10 +15,7 @@ LoRALinear::LoRALinear(std::int64_t in, std::int64_t out, const LoraOptions& lor
 LoRALinear::LoRALinear(const Linear& linear, const LoraOptions& lora)
     : Linear(linear.is_quantized() ? Linear(linear.quantized, linear.bias) : Linear(linear.weight, linear.bias)) {
   check(!linear.has_lora(), "LoRALinear: the layer has an adapter already");
-  for (const Tensor& parameter : parameters()) {
-    parameter.requires_grad_(false);
-  }
-  add_lora(lora);
+  detail::add_adapters(*this, {{this, new_lora(lora)}}, lora);
 }
 
 std::vector<AdaptedLayer> linear_layers(Module& model) {
@@ -53,15 +51,33 @@ std::vector<std::string> add_lora(Module& model, const std::vector<std::string>&
   for (const AdaptedLayer& layer : chosen) {
     check(!layer.layer->has_lora(), "add_lora: {} already has an adapter", layer.name);
   }
-  for (const Tensor& parameter : model.parameters()) {
+  std::vector<std::string> names;
+  std::vector<detail::NewAdapter> adapters;
+  for (const AdaptedLayer& layer : chosen) {
+    names.push_back(layer.name);
+    adapters.push_back({layer.layer, layer.layer->new_lora(options)});
+  }
+  detail::add_adapters(model, adapters, options);
+  return names;
+}
+
+void detail::add_adapters(Module& model, const std::vector<NewAdapter>& adapters, const LoraOptions& options) {
+  const Tensors others = model.parameters();
+  std::size_t added = 0;
+  try {
+    for (const NewAdapter& adapter : adapters) {
+      adapter.layer->add_lora(options, adapter.parameters);
+      ++added;
+    }
+  } catch (...) {
+    while (added > 0) {
+      adapters[--added].layer->remove_lora();
+    }
+    throw;
+  }
+  for (const Tensor& parameter : others) {
     parameter.requires_grad_(false);
   }
-  std::vector<std::string> names;
-  for (const AdaptedLayer& layer : chosen) {
-    layer.layer->add_lora(options);
-    names.push_back(layer.name);
-  }
-  return names;
 }
 
 void merge_lora(Module& model) {

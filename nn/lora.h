@@ -28,13 +28,14 @@ class LoRALinear : public Linear {
 ///     optim::AdamW optimizer{nn::trainable_parameters(llama), {.lr = 2e-4}};
 ///
 /// Throws, changing nothing, if there is no pattern, a pattern matches no linear layer, a layer already has an adapter,
-/// or an option is out of range.
+/// an option is out of range, or memory runs out.
 std::vector<std::string> add_lora(Module& model, const std::vector<std::string>& patterns,
                                   const LoraOptions& options = {});
 
 /// Adds the adapters' products to the weights and removes the adapters: the model computes the same function, without
 /// their cost. The parameters stay frozen. Throws, changing nothing, if an adapted layer's weight is quantized or
-/// shared with another module (such as the weight of a head that is tied to an embedding).
+/// shared with another module (such as the weight of a head that is tied to an embedding). If memory runs out, the
+/// layers before are merged already, and the model still computes the same function.
 void merge_lora(Module& model);
 
 /// A linear layer with an adapter, and its name in the model.

@@ -35,7 +35,7 @@ class QuantizedLinear : public Linear {
 ///     nn::quantize(llama, {.bits = 4});
 ///
 /// Throws, changing nothing, if a layer is quantized already or an option is invalid. Also throws for weights that are
-/// not finite; the layers before that one are then quantized already.
+/// not finite, and if memory runs out; the layers before are then quantized already.
 std::vector<std::string> quantize(Module& model, const QuantizeOptions& options = {});
 
 }  // namespace mica::nn

@@ -43,11 +43,12 @@ Tensor Mlp::by_layers(const Tensor& x, const Tensor& last_bias) const {
 
 TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions options)
     : ln_1(child("ln_1", LayerNorm{width, {.eps = options.norm_eps, .bias = options.bias}})),
-      attn(child(
-          "attn",
-          MultiheadAttention{
-              width,
-              {.heads = options.heads, .dropout = options.dropout, .causal = options.causal, .bias = options.bias}})),
+      attn(child("attn", MultiheadAttention{width,
+                                            {.heads = options.heads,
+                                             .dropout = options.dropout,
+                                             .causal = options.causal,
+                                             .bias = options.bias,
+                                             .attention_dropout = options.attention_dropout}})),
       ln_2(child("ln_2", LayerNorm{width, {.eps = options.norm_eps, .bias = options.bias}})),
       mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu}})) {}
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 
 #include <mica/nn/attention.h>
 #include <mica/nn/layer_norm.h>
@@ -41,6 +42,7 @@ struct TransformerBlockOptions {
   bool bias = true;  ///< of the linear layers and the norms
   GeluApproximation gelu = GeluApproximation::tanh;
   double norm_eps = 1e-5;
+  std::optional<double> attention_dropout{};  ///< of the attention weights, if it differs
 };
 
 /// The data between two blocks: a residual and a branch, the output of mlp without its bias. The next norm adds the

@@ -91,9 +91,15 @@ void Ema::load_state_dict(const StateDict& state) {
     problems += own.contains(name) ? "" : fmt::format("\n  unexpected: {}", name);
   }
   check(problems.empty(), "Ema: the state does not match:{}", problems);
-  const autograd::NoGrad no_grad;
+  Tensors values;  // converted before one is written, since memory may run out
   for (std::size_t i = 0; i < averages_.size(); ++i) {
-    copy_(averages_[i], state.at(name_of_average(i)));
+    const Tensor& value = state.at(name_of_average(i));
+    const bool fits = value.dtype() == averages_[i].dtype() && value.device() == averages_[i].device();
+    values.push_back(fits ? value : value.detach().to(averages_[i].device(), averages_[i].dtype()));
+  }
+  for (std::size_t i = 0; i < averages_.size(); ++i) {
+    copy_into(averages_[i], values[i]);
+    averages_[i].bump_version("load_state_dict");
   }
 }
 

@@ -316,6 +316,9 @@ int main(int argc, char** argv) {
     settings.model = model;
     settings.tokenizer = tokenizer_of(settings.model);
     settings.device = device_named(device);
+    if (!is_gguf(settings.model)) {
+      mica::io::check_folder(settings.model, "load");
+    }
     if (is_gguf(settings.model) || mica::io::is_there(settings.model / "config.json")) {
       continue_with_pretrained(settings);
     } else {

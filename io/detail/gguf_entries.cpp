@@ -1,13 +1,27 @@
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
+#include <iterator>
 #include <type_traits>
 #include <variant>
 
 #include <mica/io/detail/gguf_entries.h>
 
 namespace mica::io::detail {
+
+namespace {
+
+// The double nearest to the shortest decimal that rounds to x.
+double as_written(float x) {
+  fmt::memory_buffer text;  // unlike strtod, fmt and from_chars do not depend on the locale
+  fmt::format_to(std::back_inserter(text), "{}", x);
+  double value = x;
+  std::from_chars(text.begin(), text.end(), value);
+  return value;
+}
+
+}  // namespace
 
 std::optional<std::int64_t> GgufEntries::integer(const std::string& key) const {
   const auto at = metadata_.find(key);
@@ -35,7 +49,7 @@ std::optional<double> GgufEntries::number(const std::string& key) const {
   }
   double value = 0;
   if (const auto* const single = std::get_if<float>(&at->second)) {
-    value = std::strtod(fmt::format("{}", *single).c_str(), nullptr);
+    value = as_written(*single);
   } else if (const auto* const exact = std::get_if<double>(&at->second)) {
     value = *exact;
   } else {

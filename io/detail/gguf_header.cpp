@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <set>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -68,6 +69,13 @@ bool with_type(std::uint32_t code, const F& f) {
 constexpr std::array<GgufType, 8> kTypes{GgufType::f32, GgufType::f16, GgufType::q4_0, GgufType::q8_0,
                                          GgufType::i32, GgufType::i64, GgufType::f64,  GgufType::bf16};
 
+/// ggml's names of all types, by their numbers; empty for numbers that are not in use.
+constexpr std::array<std::string_view, 41> kTypeNames{
+    "F32",   "F16",    "Q4_0",  "Q4_1", "",     "",        "Q5_0",   "Q5_1",    "Q8_0",  "Q8_1",   "Q2_K",
+    "Q3_K",  "Q4_K",   "Q5_K",  "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
+    "IQ2_S", "IQ4_XS", "I8",    "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16",  "",       "",
+    "",      "TQ1_0",  "TQ2_0", "",     "",     "",        "MXFP4",  "NVFP4"};
+
 struct BlockSize {
   std::uint64_t elements, bytes;
 };
@@ -97,7 +105,8 @@ class HeaderReader {
   GgufHeader read() {
     require(file_.size() >= 4 && number<std::uint32_t>() == kMagic, "it does not start with \"GGUF\"");
     const auto version = number<std::uint32_t>();
-    require((version & 0xFFFF) != 0, "it is big-endian, which is not supported");
+    check((version & 0xFFFF) != 0, "load: {}: it is a big-endian GGUF file, which is not supported",
+          file_.path().string());
     require(version == 2 || version == 3, "its version is {}, expected 2 or 3", version);
     const auto tensors = number<std::uint64_t>(), values = number<std::uint64_t>();
     GgufHeader header;
@@ -217,9 +226,13 @@ class HeaderReader {
     }
     const auto code = number<std::uint32_t>();
     const auto* const known = std::find(kTypes.begin(), kTypes.end(), static_cast<GgufType>(code));
-    require(known != kTypes.end(),
-            "the type {} of the tensor {} is not supported, only F32, F16, BF16, F64, I32, I64, Q8_0 and Q4_0", code,
-            in_quotes(result.name));
+    const std::string_view type_name = code < kTypeNames.size() ? kTypeNames[code] : "";
+    require(!type_name.empty(), "the tensor {} has the type {}, which is unknown", in_quotes(result.name), code);
+    check(
+        known != kTypes.end(),
+        "load: {}: the tensor {} has the type {}, which is not supported, only F32, F16, BF16, F64, I32, I64, Q8_0 and "
+        "Q4_0",
+        file_.path().string(), in_quotes(result.name), type_name);
     result.type = *known;
     const std::uint64_t row = result.shape.empty() ? 1 : static_cast<std::uint64_t>(result.shape[0]);
     require(row % block_of(result.type).elements == 0, "the rows of the tensor {} are no multiple of {} elements",

@@ -24,7 +24,8 @@ struct BertConfig {
   double dropout = 0;            ///< of the embeddings and of each residual branch
   double attention_dropout = 0;  ///< of the attention weights
   Activation activation = Activation::gelu;
-  bool pooler = true;  ///< whether there are weights for pooled()
+  bool pooler = true;              ///< whether there are weights for pooled()
+  bool gelu_pytorch_tanh = false;  ///< the name of gelu_tanh in config.json: see GPTConfig
 };
 
 /// Self-attention, x (B, T, width) to (B, T, width), without the output projection. Names are those of Hugging Face's

@@ -639,7 +639,13 @@ TEST_F(Cli, GenerateRefusesInvalidModels) {
   ASSERT_EQ(train("--out good").status, 0);
   const std::string model = contents(folder / "good/model.safetensors");
   fs::create_directory(folder / "bad");
-  expect_refusal("generate --model missing", 1, "missing");
+  write("letters.txt", "abc");
+  for (const char* const arguments :
+       {"generate", "generate --prompt a", "generate --prompt-tokens 1", "finetune --data letters.txt --out run"}) {
+    expect_refusal(std::string(arguments) + " --model missing", 1,
+                   "load: cannot open the folder missing: No such file or directory");
+    expect_refusal(std::string(arguments) + " --model letters.txt", 1, "load: letters.txt is not a folder");
+  }
   expect_refusal("generate --model bad", 1, "bad");
   expect_refusal("generate --model good --prompt '☃'", 1, "U+2603");
   expect_refusal("generate --model good --prompt '\xFF'", 1, "UTF-8");

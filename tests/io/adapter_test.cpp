@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <utility>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/rng.h>
@@ -253,10 +255,129 @@ TEST_F(Adapter, TrainsOnQuantizedWeights) {
   }
 }
 
+/// The adapter's tensors, and the targets in its configuration.
+std::pair<StateDict, std::set<std::string>> saved_in(const fs::path& folder) {
+  const io::JsonValue config = io::read_json(folder / "adapter_config.json", 1 << 20);
+  std::set<std::string> targets;
+  for (const io::JsonValue& target : *config.find("target_modules")->as<io::JsonValue::Array>()) {
+    targets.insert(*target.as<std::string>());
+  }
+  return {io::load(folder / "adapter_model.safetensors"), targets};
+}
+
+// transformers' GPT2LMHeadModel has a "transformer" and, beside it, an "lm_head".
+template <class Model>
+void expect_head_is_found(const std::string& fixture, const std::string& layer, const std::string& target,
+                          const fs::path& folder) {
+  SCOPED_TRACE(fixture);
+  const auto loaded = [&](DType dtype = float32) {
+    return io::load_pretrained<Model>(kFixtures / fixture, {.dtype = dtype});
+  };
+  const Tensor tokens = io::load(kFixtures / fixture / "expected.safetensors").at("tokens");
+  const autograd::NoGrad no_grad;
+  manual_seed(7);
+  Model model = loaded();
+  EXPECT_EQ(nn::add_lora(model, {layer, "lm_head"}, {.rank = 2}), (std::vector<std::string>{layer, "lm_head"}));
+  for (const Tensor& parameter : nn::trainable_parameters(model)) {
+    parameter.set_data(randn(parameter.shape()));
+  }
+  io::save_adapter(model, folder);
+  auto [state, targets] = saved_in(folder);
+  EXPECT_EQ(targets, (std::set<std::string>{target, "lm_head"}));
+  std::set<std::string> names, expected;
+  for (const auto& [name, tensor] : state) {
+    names.insert(name);
+  }
+  for (const std::string& each : targets) {
+    expected.insert("base_model.model." + each + ".lora_A.weight");
+    expected.insert("base_model.model." + each + ".lora_B.weight");
+  }
+  EXPECT_EQ(names, expected);
+  Model again = loaded();
+  io::load_adapter(again, folder);
+  expect_close(again(tokens), model(tokens), 0, 0);
+
+  // PEFT also writes the weight below the head's adapter.
+  const fs::path file = folder / "adapter_model.safetensors";
+  const std::string below = "base_model.model.lm_head.base_layer.weight";
+  for (const DType dtype : {float32, bfloat16}) {  // the file's
+    for (const DType own : {float32, bfloat16}) {
+      state[below] = model.lm_head.weight.detach().to(dtype);
+      io::save(file, state);
+      Model same = loaded(own);
+      io::load_adapter(same, folder);
+      EXPECT_EQ(nn::adapted_layers(same).size(), 2u);
+      if (own == float32) {
+        expect_close(same(tokens), model(tokens), 0, 0);
+      }
+    }
+  }
+  Model quantized = loaded();
+  nn::quantize(quantized, {.bits = 8});
+  expect_error([&] { io::load_adapter(quantized, folder); },
+               "lm_head: it has a copy of the weight, which cannot be compared with a quantized one");
+  Model other = loaded();
+  state[below] = model.lm_head.weight.detach() * 1.5;
+  io::save(file, state);
+  expect_error([&] { io::load_adapter(other, folder); }, "lm_head: it was trained on another weight");
+  state[below] = ones({2, 2});
+  io::save(file, state);
+  expect_error([&] { io::load_adapter(other, folder); }, "lm_head: it was trained on another weight");
+  EXPECT_TRUE(nn::adapted_layers(other).empty());
+}
+
+TEST_F(Adapter, OfAHead) {
+  expect_head_is_found<nn::GPT>("gpt2", "h.1.attn.c_attn", "transformer.h.1.attn.c_attn", folder_);
+  expect_head_is_found<nn::Llama>("llama3", "model.layers.1.mlp.up_proj", "model.layers.1.mlp.up_proj", folder_);
+  // mica once wrote the head of GPT-2 like its other layers.
+  nn::GPT model = io::load_pretrained<nn::GPT>(kFixtures / "gpt2");
+  nn::add_lora(model, {"lm_head"});
+  io::save_adapter(model, folder_);
+  StateDict state = saved_in(folder_).first, old = state;
+  for (const auto& [name, tensor] : state) {
+    old["base_model.model.transformer." + name.substr(std::string("base_model.model.").size())] = tensor;
+  }
+  io::save(folder_ / "adapter_model.safetensors", old);
+  nn::GPT again = io::load_pretrained<nn::GPT>(kFixtures / "gpt2");
+  expect_error([&] { io::load_adapter(again, folder_); },
+               "lm_head: it has two tensors base_model.model.transformer.lm_head.lora_A.weight");
+  for (const auto& [name, tensor] : state) {
+    old.erase(name);
+  }
+  io::save(folder_ / "adapter_model.safetensors", old);
+  io::load_adapter(again, folder_);
+  expect_close(again.lm_head.lora_a, model.lm_head.lora_a, 0, 0);
+}
+
+TEST_F(Adapter, RankStabilizedScale) {
+  const Tensor tokens = io::load(kFixtures / "llama3" / "expected.safetensors").at("tokens");
+  fs::copy(kAdapters / "llama3" / "trained", folder_);
+  const std::string config = contents(folder_ / "adapter_config.json");
+  const autograd::NoGrad no_grad;
+  const auto logits = [&](const std::string& alpha, const std::string& by_root) {
+    std::string changed = config;
+    for (const auto& [from, to] :
+         {std::pair<std::string, std::string>{R"("lora_alpha": 12)", alpha}, {R"("use_rslora": false)", by_root}}) {
+      const std::size_t at = changed.find(from);
+      EXPECT_NE(at, std::string::npos) << from;
+      changed.replace(at, from.size(), to);
+    }
+    std::ofstream(folder_ / "adapter_config.json") << changed;
+    nn::Llama model = io::load_pretrained<nn::Llama>(kFixtures / "llama3");
+    io::load_adapter(model, folder_);
+    return model(tokens);
+  };
+  // alpha / √r instead of alpha / r, for r = 4.
+  const Tensor expected = logits(R"("lora_alpha": 24)", R"("use_rslora": false)");
+  expect_close(logits(R"("lora_alpha": 12)", R"("use_rslora": true)"), expected, 1e-6, 1e-6);
+  EXPECT_GT(max(abs(logits(R"("lora_alpha": 12)", R"("use_rslora": false)") - expected)).item(), 0.01);
+}
+
 TEST_F(Adapter, Errors) {
   nn::Llama llama = io::load_pretrained<nn::Llama>(kFixtures / "llama3");
   expect_error([&] { io::save_adapter(llama, folder_); }, "save_adapter: the model has no adapters");
-  expect_error([&] { io::load_adapter(llama, folder_ / "none"); }, "adapter_config.json");
+  expect_error([&] { io::load_adapter(llama, folder_ / "none"); },
+               "load_adapter: cannot open the folder " + (folder_ / "none").string() + ": No such file or directory");
   fs::copy(kAdapters / "llama3" / "start", folder_);
   const std::string config = [&] {
     std::ifstream in(folder_ / "adapter_config.json");

@@ -1,12 +1,18 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "examples/common/program.h"
 #include "tests/files.h"
@@ -16,6 +22,29 @@
 using namespace mica;
 using namespace mica::testing_support;
 namespace fs = std::filesystem;
+
+namespace {
+
+std::atomic<std::vector<std::string>*> calls{nullptr};  // if not null, of fsync and rename, in order
+
+void note(const std::string& call) {
+  if (auto* const list = calls.load()) {
+    list->push_back(call);
+  }
+}
+
+}  // namespace
+
+// Replaced, so that a test sees them.
+extern "C" int fsync(int descriptor) {
+  std::error_code ignored;
+  note("fsync " + fs::read_symlink("/proc/self/fd/" + std::to_string(descriptor), ignored).string());
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
+extern "C" int rename(const char* from, const char* to) noexcept {
+  note(std::string("rename ") + from + " " + to);
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
 
 namespace {
 
@@ -91,6 +120,28 @@ TEST_F(Files, MakesFolders) {
   expect_error([&] { io::make_folder(folder / "file", "test"); }, "test: cannot create the folder");
   expect_error([&] { io::make_folder(folder / "file/below", "test"); }, "Not a directory");
   expect_error([&] { io::make_folder(folder / "loop/below", "test"); }, "symbolic links");
+}
+
+// Otherwise a file could be empty after a power cut, although the rename is on the disk.
+TEST_F(Files, AreOnTheDiskBeforeTheyReplaceOthers) {
+  write("model", "old");
+  std::vector<std::string> seen;
+  std::string temporary;
+  {
+    io::AtomicFile file(folder / "model");
+    for (const std::string& name : names()) {
+      temporary = name == "model" ? temporary : (folder / name).string();
+    }
+    calls = &seen;
+    file.write("new", 3);
+    EXPECT_TRUE(seen.empty());
+    file.commit();
+    calls = nullptr;
+  }
+  const std::string model = (folder / "model").string();
+  EXPECT_EQ(seen, (std::vector<std::string>{"fsync " + temporary, "rename " + temporary + " " + model,
+                                            "fsync " + folder.string()}));
+  EXPECT_EQ(contents(model), "new");
 }
 
 TEST_F(Files, RemovesFilesOfKilledWriters) {

@@ -2,6 +2,7 @@
 #include <tests/folders.h>
 #include <tests/support.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -104,6 +105,32 @@ TEST_F(Gguf, QuantizedBlocksAreThePackages) {
   }
 }
 
+// Tensors are quantized in chunks of 2¹⁸ elements, and this one has more than two. Each block has its own sign and
+// scale, so that no other block could take its place.
+TEST_F(Gguf, QuantizedTensorsOfSeveralChunks) {
+  constexpr std::int64_t kRows = 17, kColumns = std::int64_t{1} << 15, kBlock = 32;
+  const Tensor x = empty({kRows, kColumns});
+  for (std::int64_t i = 0; i < x.numel(); ++i) {
+    const std::int64_t block = i / kBlock;
+    const auto scale = static_cast<float>(block % 2 == 0 ? block + 1 : -block);
+    x.data<float>()[i] = i % kBlock == 0 ? scale : scale / 2;
+  }
+  for (const io::GgufType type : {io::GgufType::q8_0, io::GgufType::q4_0}) {
+    io::save_gguf(path_, {{"x", x}}, {}, {.matrices = type});
+    EXPECT_EQ(io::load_gguf_types(path_).at("x"), type);
+    const Tensor read = io::load_gguf(path_).at("x");
+    ASSERT_EQ(read.shape(), x.shape());
+    const double step = type == io::GgufType::q8_0 ? 1.0 / 127 : 1.0 / 8;  // of a block's largest element
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < x.numel(); ++i) {
+      const double expected = x.data<float>()[i], largest = x.data<float>()[i / kBlock * kBlock];
+      // Scales are rounded to float16.
+      wrong += std::abs(read.data<float>()[i] - expected) > (step / 2 + 1e-3) * std::abs(largest) ? 1 : 0;
+    }
+    EXPECT_EQ(wrong, 0);
+  }
+}
+
 TEST_F(Gguf, DTypesAndViews) {
   StateDict source = io::load_gguf(fixture("source.gguf"));
   source["view"] = transpose(source.at("a.weight"), 0, 1);
@@ -184,15 +211,16 @@ class Bytes {
 };
 
 TEST_F(Gguf, LoadErrors) {
-  const auto expect = [&](const std::string& bytes, const std::string& message) {
+  const auto expect = [&](const std::string& bytes, const std::string& message,
+                          const std::string& kind = "model.gguf is not a valid GGUF file: ") {
     write(bytes);
     expect_error([&] { io::load_gguf(path_); }, message);
-    expect_error([&] { io::load_gguf_metadata(path_); }, "model.gguf is not a valid GGUF file: ");
+    expect_error([&] { io::load_gguf_metadata(path_); }, kind);
   };
   expect("", "it does not start with \"GGUF\"");
   expect("GGML0000", "it does not start with \"GGUF\"");
   expect(Bytes().header(0, 0, 1), "its version is 1, expected 2 or 3");
-  expect(Bytes().header(0, 0, 3U << 24), "it is big-endian");
+  expect(Bytes().header(0, 0, 3U << 24), "model.gguf: it is a big-endian GGUF file, which is not supported", "");
   expect("GGUF\3", "its header ends in the middle");
   // Counts and lengths that exceed the file.
   expect(Bytes().header(std::uint64_t{1} << 60, 0), "its header ends in the middle");
@@ -215,7 +243,23 @@ TEST_F(Gguf, LoadErrors) {
   expect(Bytes().header(1, 0).tensor("x", {1, 1, 1, 1, 1}, 0, 0).data(32, 32), "\"x\" has 5 axes, expected at most 4");
   expect(Bytes().header(1, 0).tensor("x", {1U << 31, 1U << 31, 2}, 0, 0).data(32, 32), "\"x\" has too many elements");
   expect(Bytes().header(1, 0).tensor("x", {0, UINT64_MAX}, 0, 0).data(32, 32), "\"x\" has too many elements");
-  expect(Bytes().header(1, 0).tensor("x", {4}, 12, 0).data(32, 32), "the type 12 of the tensor \"x\" is not supported");
+  for (const auto& [number, type] : {std::pair{3U, "Q4_1"},
+                                     {12U, "Q4_K"},
+                                     {14U, "Q6_K"},
+                                     {23U, "IQ4_XS"},
+                                     {25U, "I16"},
+                                     {29U, "IQ1_M"},
+                                     {34U, "TQ1_0"},
+                                     {39U, "MXFP4"},
+                                     {40U, "NVFP4"}}) {
+    expect(Bytes().header(1, 0).tensor("x", {4}, number, 0).data(32, 32),
+           fmt::format("model.gguf: the tensor \"x\" has the type {}, which is not supported, only F32, F16", type),
+           "");
+  }
+  for (const std::uint32_t number : {4U, 31U, 38U, 41U, UINT32_MAX}) {
+    expect(Bytes().header(1, 0).tensor("x", {4}, number, 0).data(32, 32),
+           fmt::format("the tensor \"x\" has the type {}, which is unknown", number));
+  }
   expect(Bytes().header(1, 0).tensor("x", {33}, 8, 0).data(32, 64),
          "the rows of the tensor \"x\" are no multiple of 32");
   expect(Bytes().header(1, 0).tensor("x", {32, 33}, 2, 0).data(32, 33 * 18 - 1), "after the end of the file");

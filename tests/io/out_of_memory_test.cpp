@@ -13,19 +13,24 @@
 #include <new>
 #include <optional>
 
+#include "tests/files.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
 #include <mica/core/allocation_fault.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
+#include <mica/io/adapter.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/gpt.h>
+#include <mica/nn/lora.h>
+#include <mica/nn/quantized_linear.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/clip_grad.h>
+#include <mica/optim/ema.h>
 
 namespace {
 
@@ -428,6 +433,138 @@ TEST_P(OutOfMemoryQuarter, StateDicts) {
   fail_each(
       kOneStep, [&](World& world) { (void)world.model.state_dict(), (void)world.optimizer.state_dict(); }, kAll,
       test_devices(), part());
+}
+
+/// A model's tensors by name, with whether they require a gradient.
+template <class Model>
+Bits registered(Model& model) {
+  Bits result;
+  for (const auto& [name, tensor] : model.state_dict()) {
+    result.emplace(name, to_vector<double>(tensor));
+  }
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    result.emplace(name + (tensor.requires_grad() ? " is trained" : " is frozen"), std::vector<double>{});
+  }
+  return result;
+}
+
+/// Makes every allocation of `work` fail once, in a new model each time. A failure must change nothing in the model,
+/// and a second `work` must give the result of an undisturbed one.
+template <class Make, class Work>
+void expect_all_or_nothing(const Make& make, const Work& work) {
+  const auto seeded_work = [&](auto& model) {
+    manual_seed(9);
+    work(model);
+  };
+  memory::AllocationFault fault;
+  const auto each = [&](auto faults) {
+    auto undisturbed = make();
+    seeded_work(undisturbed);
+    const Bits expected = registered(undisturbed);
+    std::int64_t failed = 0;
+    for (std::int64_t n = 0;; n += faults.kStep) {
+      SCOPED_TRACE(fmt::format("{} {}", faults.kName, n));
+      auto model = make();
+      const Bits before = registered(model);
+      faults.arm(n);
+      const bool threw = runs_out([&] { seeded_work(model); });
+      const bool happened = faults.disarm();
+      if (threw) {
+        ++failed;
+        expect_same(registered(model), before);
+        seeded_work(model);
+      }
+      expect_same(registered(model), expected);
+      if (!happened || testing::Test::HasFailure()) {
+        EXPECT_EQ(threw, happened);
+        break;
+      }
+    }
+    EXPECT_GT(failed, 0);
+  };
+  const int threads = num_threads();
+  set_num_threads(1);
+  each(TensorFaults{fault});
+  each(NewFaults{});
+  set_num_threads(threads);
+}
+
+nn::GPT small_gpt() {
+  manual_seed(5);
+  return nn::GPT({.vocab = 5, .context = 4, .layers = 1, .heads = 1, .width = 4});
+}
+
+TEST(OutOfMemory, AddingAdapters) {
+  expect_all_or_nothing(small_gpt, [](nn::GPT& gpt) { nn::add_lora(gpt, {"*"}, {.rank = 2}); });
+  const auto quantized = [] {
+    nn::GPT gpt = small_gpt();
+    nn::quantize(gpt, {.bits = 8});
+    return gpt.to(bfloat16), std::move(gpt);
+  };
+  expect_all_or_nothing(quantized, [](nn::GPT& gpt) { nn::add_lora(gpt, {"*c_proj"}, {.rank = 2}); });
+
+  nn::Linear linear(3, 2);
+  linear.weight.requires_grad_(true);
+  memory::AllocationFault fault;
+  fault.fail_after(0);
+  EXPECT_TRUE(runs_out([&] { nn::LoRALinear adapted(linear, {.rank = 2}); }));
+  EXPECT_TRUE(linear.weight.requires_grad());
+}
+
+TEST(OutOfMemory, ALayerOfItsOwn) {
+  const auto plain = [] {
+    manual_seed(5);
+    return nn::Linear(32, 3);
+  };
+  const auto adapted = [&](DType dtype) {
+    nn::Linear layer = plain();
+    layer.add_lora({.rank = 2});
+    layer.lora_b.set_data(ones({3, 2}));
+    layer.to(dtype);
+    return layer;
+  };
+  expect_all_or_nothing(plain, [](nn::Linear& layer) { layer.add_lora({.rank = 2}); });
+  for (const int bits : {8, 1}) {  // with and without zeros
+    expect_all_or_nothing(plain, [&](nn::Linear& layer) { layer.quantize({.bits = bits}); });
+  }
+  for (const DType dtype : {float32, bfloat16}) {
+    expect_all_or_nothing([&] { return adapted(dtype); }, [](nn::Linear& layer) { layer.merge_lora(); });
+  }
+}
+
+TEST(OutOfMemory, LoadingAdapters) {
+  const TemporaryFolder folder;
+  nn::GPT trained = small_gpt();
+  nn::add_lora(trained, {"*"}, {.rank = 2});
+  io::save_adapter(trained, folder.path());
+  expect_all_or_nothing(small_gpt, [&](nn::GPT& gpt) { io::load_adapter(gpt, folder.path()); });
+}
+
+TEST(OutOfMemory, AssigningAStateDict) {
+  manual_seed(6);
+  nn::GPT other({.vocab = 5, .context = 4, .layers = 1, .heads = 1, .width = 4});
+  StateDict state = other.state_dict();
+  state.at("h.0.mlp.c_fc.weight") = transpose(randn({4, 16}), 0, 1);  // will be copied
+  expect_all_or_nothing(small_gpt, [&](nn::GPT& gpt) { gpt.load_state_dict(state, true, true); });
+}
+
+TEST(OutOfMemory, AveragesOfWeights) {
+  manual_seed(7);
+  const Tensors weights{randn({3}), randn({2, 2}), randn({4}, float64)};
+  optim::Ema source(weights, 0.5);
+  weights[0].set_data(randn({3}));
+  source.update();
+  StateDict narrow;
+  for (const auto& [name, tensor] : source.state_dict()) {
+    narrow.emplace(name, tensor.to(bfloat16));
+  }
+  struct Averages {
+    optim::Ema ema;
+    StateDict state_dict() const { return ema.state_dict(); }
+    static nn::NamedTensors named_parameters() { return {}; }
+  };
+  expect_all_or_nothing([&] { return Averages{optim::Ema(weights, 0.5)}; },
+                        [&](Averages& averages) { averages.ema.load_state_dict(narrow); });
 }
 
 TEST(OutOfMemory, NamesTheRequestedSize) {

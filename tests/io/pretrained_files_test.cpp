@@ -1,6 +1,7 @@
 #include <sys/stat.h>
 #include <tests/io/pretrained_folder.h>
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -8,8 +9,10 @@
 #include <variant>
 
 #include <mica/core/creation.h>
+#include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
+#include <mica/io/tokenizer.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -159,6 +162,56 @@ TEST_F(Pretrained, PublishedConfigurations) {
       "\"sliding_window\" is 4096, expected null");
 }
 
+// transformers computes gelu_new and gelu_pytorch_tanh with different roundings, and has three dropouts for GPT-2. What
+// a file says of them stays as it is.
+TEST_F(Pretrained, KeepsNamesOfActivationsAndDropouts) {
+  const auto entry = [&](const char* name) {
+    const io::JsonValue config = io::read_json(folder_ / "config.json", 1 << 20);
+    return config.find(name)->value;
+  };
+  const auto save_again = [&] {
+    io::PretrainedModel model = io::load_pretrained(folder_);
+    io::save_pretrained(model, folder_);
+    return model;
+  };
+  for (const std::string name : {"gelu_new", "gelu_pytorch_tanh", "gelu"}) {
+    copy_with("gpt2", R"("activation_function": "gelu_new")", fmt::format(R"("activation_function": "{}")", name));
+    save_again();
+    EXPECT_EQ(std::get<std::string>(entry("activation_function")), name);
+    copy_with("bert", R"("hidden_act": "gelu")", fmt::format(R"("hidden_act": "{}")", name));
+    save_again();
+    EXPECT_EQ(std::get<std::string>(entry("hidden_act")), name);
+  }
+  const std::array<const char*, 3> names{"resid_pdrop", "attn_pdrop", "embd_pdrop"};
+  for (const char* const changed : names) {
+    SCOPED_TRACE(changed);
+    const auto expected = [&](const char* name) { return name == changed ? 0.25 : 0.1; };
+    copy_with("gpt2", fmt::format(R"("{}": 0.1)", changed), fmt::format(R"("{}": 0.25)", changed));
+    const auto model = std::get<nn::GPT>(save_again());
+    for (const char* const name : names) {
+      EXPECT_EQ(std::get<double>(entry(name)), expected(name)) << name;
+    }
+    EXPECT_EQ(model.drop.p, expected("embd_pdrop"));
+    EXPECT_EQ(model.h[0].attn.options.attention_dropout.value_or(model.h[0].attn.options.dropout),
+              expected("attn_pdrop"));
+    EXPECT_EQ(model.h[0].attn.resid_dropout.p, expected("resid_pdrop"));
+    EXPECT_EQ(model.h[0].mlp.dropout.p, expected("resid_pdrop"));
+  }
+}
+
+TEST_F(Pretrained, RefusesFoldersThatCannotBeOpened) {
+  const std::string none = (folder_ / "none").string(), reason = none + ": No such file or directory";
+  expect_error([&] { io::load_pretrained(none); }, "load_pretrained: cannot open the folder " + reason);
+  expect_error([&] { io::load_pretrained_config(none); }, "load_pretrained: cannot open the folder " + reason);
+  expect_error([&] { io::load_pretrained_tensors(none); }, "load_pretrained: cannot open the folder " + reason);
+  expect_error([&] { io::Tokenizer::load(none); }, "load: cannot open the folder " + reason);
+  expect_error([] { io::Tokenizer::load(""); }, "load:  has no tokenizer");  // the current folder
+  write("file", "x");
+  const std::string file = (folder_ / "file").string();
+  expect_error([&] { io::load_pretrained(file); }, "load_pretrained: " + file + " is not a folder");
+  expect_error([&] { io::Tokenizer::load(file); }, "load: " + file + " is not a folder");
+}
+
 TEST_F(Pretrained, RefusesConfigurations) {
   const struct {
     const char *fixture, *from, *to, *message;
@@ -240,7 +293,9 @@ TEST_F(Pretrained, RefusesConfigurations) {
       {"qwen2", R"("sliding_window": null)", R"("sliding_window": 8)", ""},  // not used: accepted
       {"gpt2", R"("n_head": 2)", R"("n_head": 3)", R"("n_head" is 3, expected a divisor of "n_embd", 16)"},
       {"gpt2", R"("n_inner": null)", R"("n_inner": 32)", R"("n_inner" is 32, expected four times)"},
-      {"gpt2", R"("attn_pdrop": 0.1)", R"("attn_pdrop": 0.2)", R"(the same as "resid_pdrop")"},
+      {"gpt2", R"("attn_pdrop": 0.1)", R"("attn_pdrop": 0.2)", ""},
+      {"gpt2", R"("attn_pdrop": 0.1)", R"("attn_pdrop": 1)", R"("attn_pdrop" is 1, expected a number in [0, 1))"},
+      {"gpt2", R"("embd_pdrop": 0.1)", R"("embd_pdrop": -1)", R"("embd_pdrop" is -1)"},
       {"gpt2", R"("scale_attn_weights": true)", R"("scale_attn_weights": false)", "mica has no other"},
       {"gpt2", R"("activation_function": "gelu_new")", R"("activation_function": "relu")",
        R"(expected one of "gelu_new")"},

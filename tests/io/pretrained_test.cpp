@@ -566,4 +566,64 @@ TEST_F(Pretrained, SavingErrors) {
   EXPECT_FALSE(fs::exists(folder_ / "config.json"));
 }
 
+// Files have neither quantized weights nor adapters. Refusing them leaves the files of an earlier save alone.
+TEST_F(Pretrained, SavesOnlyPlainModels) {
+  const auto expect_neither = [&](auto make, const std::string& layer, bool has_gguf) {
+    auto plain = make();
+    io::save_pretrained(plain, folder_);
+    if constexpr (!std::is_same_v<decltype(plain), nn::Bert>) {
+      io::save_gguf(folder_ / "model.gguf", plain);
+    }
+    const std::string config = read("config.json"), weights = read("model.safetensors"), gguf = read("model.gguf");
+    const auto expect_refused = [&](const auto& model, const std::string& message) {
+      expect_error([&] { io::save_pretrained(model, folder_); }, "save_pretrained: " + message);
+      if constexpr (!std::is_same_v<decltype(plain), nn::Bert>) {
+        expect_error([&] { io::save_gguf(folder_ / "model.gguf", model); }, "save_gguf: " + message);
+      }
+    };
+    auto quantized = make(), adapted = make();
+    nn::quantize(quantized, {.bits = 8});
+    expect_refused(quantized, "the weight of " + layer + " is quantized: save the model before nn::quantize");
+    nn::add_lora(adapted, {layer});
+    expect_refused(adapted, layer + ".lora_a is part of an adapter");
+    EXPECT_EQ(read("config.json"), config);
+    EXPECT_EQ(read("model.safetensors"), weights);
+    EXPECT_EQ(read("model.gguf"), gguf);
+    EXPECT_EQ(gguf.empty(), !has_gguf);
+  };
+  expect_neither([] { return nn::GPT({.vocab = 5, .context = 4, .layers = 1, .heads = 1, .width = 4}); },
+                 "h.0.attn.c_attn", true);
+  expect_neither(
+      [] { return nn::Llama({.vocab = 5, .layers = 1, .heads = 1, .key_heads = 1, .width = 4, .hidden = 4}); },
+      "lm_head", true);
+  fs::remove(folder_ / "model.gguf");
+  expect_neither([] { return nn::Bert({.vocab = 5, .context = 4, .layers = 1, .heads = 1, .width = 4, .hidden = 4}); },
+                 "encoder.layer.0.attention.output.dense", false);
+}
+
+// safetensors' save_model() writes one of two tied tensors, which may be the head.
+TEST_F(Pretrained, TiedHeadsMayBeTheOnlyEmbedding) {
+  for (const auto& [fixture, embedding] :
+       {std::pair{"smollm", "model.embed_tokens.weight"}, {"gpt2", "transformer.wte.weight"}}) {
+    SCOPED_TRACE(fixture);
+    copy(fixture);
+    change_weights([name = embedding](StateDict& state) {
+      state["lm_head.weight"] = state.at(name);
+      state.erase(name);
+    });
+    for (const bool strict : {true, false}) {
+      io::LoadDifferences differences;
+      expect_matches(io::load_pretrained(folder_, {.strict = strict, .differences = &differences}), fixture, float32);
+      EXPECT_TRUE(differences.missing.empty());
+      EXPECT_TRUE(differences.unexpected.empty());
+    }
+    change_weights([](StateDict& state) { state.erase("lm_head.weight"); });
+    io::LoadDifferences differences;
+    io::load_pretrained(folder_, {.strict = false, .differences = &differences});
+    const std::string own = fixture == std::string("gpt2") ? "wte.weight" : embedding;
+    EXPECT_EQ(differences.missing, std::vector<std::string>{own});
+    expect_refused("missing: " + own);
+  }
+}
+
 }  // namespace

@@ -169,6 +169,31 @@ TEST(GPT, SizesOfGPT2) {
   expect_error([] { nn::gpt2_config("124M"); }, "expected 124m, 350m, 774m or 1558m, got 124M");
 }
 
+// GPT-2's configuration has a dropout for each of three places.
+TEST(GPT, HasThreeDropouts) {
+  manual_seed(9);
+  const nn::GPTConfig config{.vocab = 7, .context = 6, .layers = 1, .heads = 2, .width = 8};
+  const Tensor tokens = randint(0, 7, {2, 6});
+  const auto is_random = [&](const nn::GPT& gpt) {
+    const autograd::NoGrad no_grad;
+    return to_vector<float>(gpt(tokens)) != to_vector<float>(gpt(tokens));
+  };
+  EXPECT_FALSE(is_random(nn::GPT(config)));
+  nn::GPTConfig attention = config, embedding = config, residual = config;
+  attention.attention_dropout = 0.5;
+  embedding.embedding_dropout = 0.5;
+  residual.dropout = 0.5;
+  residual.attention_dropout = residual.embedding_dropout = 0;
+  for (const nn::GPTConfig& each : {attention, embedding, residual}) {
+    nn::GPT gpt(each);
+    EXPECT_TRUE(is_random(gpt));
+    gpt.eval();
+    EXPECT_FALSE(is_random(gpt));
+  }
+  residual.dropout = 0;
+  EXPECT_FALSE(is_random(nn::GPT(residual)));
+}
+
 TEST(GPT, Errors) {
   expect_error([] { nn::GPT({.vocab = 5, .context = 4, .layers = 1, .heads = 3, .width = 4}); },
                "GPT: expected heads to divide width, got width 4 and heads 3");

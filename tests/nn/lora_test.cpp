@@ -118,6 +118,47 @@ TEST(Lora, FreezesAllButTheAdapters) {
   EXPECT_EQ(moved.parameters().size(), parameters);
 }
 
+// A merged weight of 16 bits is the exact sum, rounded once. All values here are multiples of 1/64, so that the sum is
+// exact in float32.
+TEST(Lora, MergesInto16BitsWithOneRounding) {
+  manual_seed(6);
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float16, bfloat16}) {
+      const auto draw = [&](const Shape& shape, double unit) {
+        return (randint(-60, 60, shape).to(float64) * unit).to(device, dtype);
+      };
+      nn::Linear layer(draw({32, 16}, 1.0 / 8));
+      layer.add_lora({.rank = 4, .alpha = 2});
+      layer.lora_a.set_data(draw({4, 16}, 1.0 / 8));
+      layer.lora_b.set_data(draw({32, 4}, 1.0 / 4));
+      const Tensor sum = layer.weight.detach().to(float64) +
+                         matmul(layer.lora_b.detach().to(float64), layer.lora_a.detach().to(float64)) * 0.5;
+      layer.merge_lora();
+      EXPECT_EQ(layer.weight.dtype(), dtype);
+      expect_close(layer.weight, sum.to(dtype), 0, 0);
+    }
+  }
+}
+
+TEST(Lora, CanBeRemoved) {
+  manual_seed(8);
+  nn::Linear layer(5, 4);
+  const Tensor x = randn({3, 5}), before = layer(x).detach();
+  layer.add_lora({.rank = 2});
+  layer.lora_b.set_data(ones({4, 2}));
+  layer.remove_lora();
+  EXPECT_FALSE(layer.has_lora());
+  EXPECT_EQ(layer.state_dict().size(), 2u);
+  expect_close(layer(x), before, 0, 0);
+  expect_error([&] { layer.remove_lora(); }, "Linear: there is no adapter to remove");
+  const nn::LoraParameters parameters{.a = ones({2, 5}), .b = ones({4, 2})};
+  expect_error([&] { layer.add_lora({.rank = 3}, parameters); },
+               "Linear: expected an adapter of shapes [3, 5] and [4, 3], got [2, 5] and [4, 2]");
+  layer.add_lora({.rank = 2, .alpha = 4}, parameters);
+  expect_close(layer(x), before + matmul(matmul(x, ones({5, 2})), ones({2, 4})) * 2, 1e-5, 1e-5);
+  expect_error([&] { layer.add_lora({.rank = 2}, parameters); }, "Linear: the layer already has an adapter");
+}
+
 TEST(Lora, Errors) {
   nn::LlamaConfig config{.vocab = 7, .layers = 1, .heads = 2, .key_heads = 1, .width = 8, .hidden = 8};
   nn::Llama llama(config);

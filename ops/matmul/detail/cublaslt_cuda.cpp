@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <locale>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -590,6 +591,7 @@ void set_timed_algorithms(Cuda, std::string_view text) {
   std::map<Problem, Algorithm> found;
   while (std::getline(lines, line)) {
     std::istringstream numbers(line);
+    numbers.imbue(std::locale::classic());
     int dtype = 0, compute = 0, epilogue = 0;
     Algorithm algorithm{};
     numbers >> dtype >> compute >> epilogue >> problem.m >> problem.n >> problem.k >> problem.a.transposed >>
