@@ -54,7 +54,8 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  std::span<const std::byte> bytes() const { return bytes_; }
+  std::span<const std::byte> bytes() const& { return bytes_; }
+  std::span<const std::byte> bytes() const&& = delete;
 
  private:
   std::filesystem::path path_;

@@ -52,8 +52,9 @@ class Tokenizer {
   /// The text of tokens, always valid UTF-8: invalid bytes, such as an incomplete character, become U+FFFD. Throws an
   /// Error for a number that is not a token.
   std::string decode(std::span<const std::int64_t> tokens, const DecodeOptions& options = {}) const;
-  /// The bytes of one token, which need not be complete characters.
-  std::string_view token_bytes(std::int64_t token) const;
+  /// The bytes of one token, which need not be complete characters. Valid as long as this object or a copy of it.
+  std::string_view token_bytes(std::int64_t token) const&;
+  std::string_view token_bytes(std::int64_t token) const&& = delete;
 
   /// The largest token plus one. A model's vocabulary may be larger; GGUF files pad it with unused tokens.
   std::int64_t vocabulary_size() const;

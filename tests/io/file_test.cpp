@@ -7,6 +7,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "examples/common/program.h"
 #include "tests/files.h"
@@ -18,6 +19,12 @@ using namespace mica::testing_support;
 namespace fs = std::filesystem;
 
 namespace {
+
+template <class T>
+concept GivesBytes = requires(T file) {
+  std::forward<T>(file).bytes();
+};
+static_assert(GivesBytes<const io::MappedFile&> && !GivesBytes<io::MappedFile>);
 
 class Files : public testing::Test {
  protected:

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <mica/core/progress.h>
@@ -21,6 +22,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<std::int64_t>;
+
+template <class T>
+concept GivesTokenBytes = requires(T tokenizer) {
+  std::forward<T>(tokenizer).token_bytes(0);
+};
+static_assert(GivesTokenBytes<const io::Tokenizer&> && !GivesTokenBytes<io::Tokenizer>);
 
 // A folder that tests/tokenizer/make_fixtures.py wrote.
 fs::path fixture(const std::string& name) {
