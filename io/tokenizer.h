@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include <mica/core/shared_state.h>
+
 namespace mica::io {
 
 namespace detail {
@@ -82,9 +84,9 @@ class Tokenizer {
   struct State;
   // Appends a token's text to `text`. `is_first` is true before the first token that has text.
   void append_decoded(std::int64_t token, const DecodeOptions& options, bool& is_first, std::string& text) const;
-  explicit Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  explicit Tokenizer(std::shared_ptr<const State> state) : state_("Tokenizer", std::move(state)) {}
 
-  std::shared_ptr<const State> state_;
+  mica::detail::SharedState<const State> state_;
 };
 
 /// Decodes tokens one by one, as they are generated. The returned parts are valid UTF-8: the first bytes of a character
