@@ -75,6 +75,9 @@ Metadata metadata_of(const TrainingCheckpoint& checkpoint) {
   check(checkpoint.step >= 0 && checkpoint.data.epoch >= 0 && checkpoint.data.index >= 0,
         "training checkpoint: expected a step and a position of at least 0, got step {}, epoch {}, index {}",
         checkpoint.step, checkpoint.data.epoch, checkpoint.data.index);
+  check(checkpoint.random.offset % 4 == 0 && checkpoint.random.start == nullptr,
+        "training checkpoint: expected rng_state() as random, got a key with the offset {}{}", checkpoint.random.offset,
+        checkpoint.random.start == nullptr ? "" : " in a captured graph");
   Metadata metadata{{kFormat, kThisFormat},
                     {kStep, fmt::format("{}", checkpoint.step)},
                     {kSeed, fmt::format("{}", checkpoint.random.seed)},
