@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -376,7 +377,7 @@ void Profiler::write_trace(const std::filesystem::path& path) const {
   check(!std::filesystem::exists(existing) || std::filesystem::is_regular_file(existing),
         "profiler: {} is not a regular file", path.string());
   std::ofstream file(path, std::ios::trunc);
-  check(file.is_open(), "profiler: cannot write to {}", path.string());
+  check(file.is_open(), "profiler: cannot write to {}: {}", path.string(), std::generic_category().message(errno));
   // Times in microseconds since the start. Thread 1 is the host; each stream of the device is another thread.
   const auto micros = [&](std::int64_t ns) { return static_cast<double>(ns - s.start_ns) / 1e3; };
   file << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n"
@@ -416,8 +417,10 @@ void Profiler::write_trace(const std::filesystem::path& path) const {
         ++number, micros(end));
   }
   file << "\n]}\n";
+  errno = 0;
   file.flush();
-  check(file.good(), "profiler: cannot write to {}", path.string());
+  check(file.good(), "profiler: cannot write to {}{}", path.string(),
+        errno == 0 ? "" : ": " + std::generic_category().message(errno));
 }
 
 ProfileRange::ProfileRange(const char* name) : observed_(autograd::thread_state.op_observer != nullptr) {

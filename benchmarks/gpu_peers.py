@@ -10,6 +10,8 @@ import sys
 
 import torch
 
+import peers
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -85,7 +87,6 @@ def parse_arguments(doc, add_options):
     if not torch.cuda.is_available():
         sys.exit("no CUDA device")
     torch.manual_seed(1)
-    args.out.mkdir(parents=True, exist_ok=True)
     return args
 
 
@@ -94,7 +95,7 @@ def main(doc, name, add_options, functions, rows, describe):
     result of mica is wrong."""
     args = parse_arguments(doc, add_options)
     wrong = 0
-    with open(args.out / f"{name}.jsonl", "w") as log:
+    with peers.results_file(args.out / f"{name}.jsonl") as log:
         for row in rows(args, Library(args.library, functions), Clock(args.warmup, args.repeats)):
             row["device"], row["torch"] = torch.cuda.get_device_name(), torch.__version__
             wrong += row["by"].startswith("mica") and not row["correct"]

@@ -351,7 +351,7 @@ def main():
     contestants = [Mica(args.library)] + [peer() for peer in (Torch, Compiled, Triton) if peer.name in args.peers]
     clock = Clock(args.warmup, args.repeats)
     rows = []
-    with open(args.out / "layer_norm.jsonl", "w") as log:
+    with peers.results_file(args.out / "layer_norm.jsonl") as log:
         for row in measure_calls(args.bench):
             print(json.dumps(row), file=log, flush=True)
             print(f"host time of a call: {row['by']} {row['us']} us", flush=True)

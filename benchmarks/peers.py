@@ -1,6 +1,7 @@
 """Shared code of the programs that compare mica's benchmarks with PyTorch's."""
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -64,12 +65,24 @@ def cpu_model():
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
+@contextlib.contextmanager
+def results_file(path):
+    """An open file that replaces `path` at the end. After an error, or if nothing was written, the old results stay; the
+    rows so far are in a file of the same name that ends in .partial."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w") as file:
+        yield file
+        if file.tell() == 0:
+            sys.exit(f"no results: {path} is unchanged")
+    partial.replace(path)
+
+
 def take_turns(contestants, rounds, path, about, case_of):
     """Runs the programs in turn and writes every row, with `about`, to a file. Returns the minimum times by case and
     name."""
     best = {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as log:
+    with results_file(path) as log:
         for number in range(rounds):
             for name, run in contestants.items():
                 for row in run():

@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 
+import peers
+
 
 def free_port():
     with socket.socket() as s:
@@ -27,12 +29,10 @@ def free_port():
 
 
 class Session:
-    def __init__(self, arguments, folder):
-        self.arguments, self.folder = arguments, pathlib.Path(folder)
+    def __init__(self, arguments, folder, file):
+        self.arguments, self.folder, self.file = arguments, pathlib.Path(folder), file
         self.end = time.monotonic() + arguments.seconds
         self.rows, self.number = [], 0
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(arguments.out, "w")
 
     def left(self):
         return self.end - time.monotonic()
@@ -133,8 +133,8 @@ def main():
                         default=pathlib.Path(__file__).parent / "results" / "ranks_speed.jsonl")
     arguments = parser.parse_args()
     n = arguments.gpus
-    with tempfile.TemporaryDirectory() as folder:
-        session = Session(arguments, folder)
+    with tempfile.TemporaryDirectory() as folder, peers.results_file(arguments.out) as file:
+        session = Session(arguments, folder, file)
 
         def trace(name):
             if arguments.traces is None:

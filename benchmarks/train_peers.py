@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+import peers
+
 # layers, heads, width, vocabulary, context, batch, biases
 MODELS = {
     "gpt2-124m": (12, 12, 768, 50304, 1024, 32, True),
@@ -296,9 +298,8 @@ def main():
         if rows:
             args.ddp.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return
-    args.out.mkdir(parents=True, exist_ok=True)
     wrong = False
-    with tempfile.TemporaryDirectory() as folder, open(args.out / f"train_{args.model}.jsonl", "w") as log:
+    with tempfile.TemporaryDirectory() as folder, peers.results_file(args.out / f"train_{args.model}.jsonl") as log:
         files = pathlib.Path(folder)
         write_inputs(args, files)
         for by in args.by:

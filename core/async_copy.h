@@ -17,6 +17,9 @@ Tensor pinned_empty(const Shape& shape, DType dtype, Device device);
 class AsyncCopy {
  public:
   AsyncCopy() = default;
+  // A move copies: an AsyncCopy that was moved from would be complete.
+  AsyncCopy(const AsyncCopy&) = default;
+  AsyncCopy& operator=(const AsyncCopy&) = default;
 
   /// Makes the calling thread wait until the copies are complete. May be called on any thread.
   void wait() const;

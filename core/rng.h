@@ -54,6 +54,7 @@ class RecordPhiloxKeys {
 class ReplayPhiloxKeys {
  public:
   explicit ReplayPhiloxKeys(const std::vector<PhiloxKey>& keys);
+  explicit ReplayPhiloxKeys(const std::vector<PhiloxKey>&& keys) = delete;
   ~ReplayPhiloxKeys();
   ReplayPhiloxKeys(const ReplayPhiloxKeys&) = delete;
   ReplayPhiloxKeys& operator=(const ReplayPhiloxKeys&) = delete;

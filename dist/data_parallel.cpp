@@ -257,7 +257,7 @@ void DataParallel::State::finish(Bucket& bucket) {
 }
 
 DataParallel::DataParallel(const nn::Module& module, const Group& group, DataParallelOptions options)
-    : state_(std::make_shared<State>(module, group, options)) {}
+    : state_("DataParallel", std::make_shared<State>(module, group, options)) {}
 DataParallel::~DataParallel() = default;
 DataParallel::DataParallel(DataParallel&&) noexcept = default;
 
@@ -294,7 +294,9 @@ void DataParallel::wait() const {
   }
 }
 
-DataParallel::Accumulating DataParallel::accumulate(bool on) const { return Accumulating(on ? state_ : nullptr); }
+DataParallel::Accumulating DataParallel::accumulate(bool on) const {
+  return Accumulating(on ? state_.pointer() : nullptr);
+}
 
 void DataParallel::check(std::int64_t step) const {
   if (state_->group.size() > 1) {

@@ -95,7 +95,7 @@ class DataParallel {
   int started() const;
 
  private:
-  std::shared_ptr<State> state_;
+  mica::detail::SharedState<State> state_;
 };
 
 /// Returned by DataParallel::accumulate().

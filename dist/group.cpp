@@ -384,7 +384,7 @@ void Work::wait() const {
   }
 }
 
-Group::Group() : state_(std::make_shared<const GroupState>()) {}
+Group::Group() : Group(std::make_shared<const GroupState>()) {}
 
 int Group::rank() const { return state_->rank; }
 int Group::size() const { return state_->size; }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include <mica/core/shared_state.h>
 #include <mica/core/tensor.h>
 
 namespace mica::dist {
@@ -22,6 +23,9 @@ class Work {
  public:
   Work() = default;
   explicit Work(std::shared_ptr<detail::Transfer> transfer) : transfer_(std::move(transfer)) {}
+  // A move copies: a Work that was moved from would be complete.
+  Work(const Work&) = default;
+  Work& operator=(const Work&) = default;
 
   /// On the CPU, returns when this rank's tensors have the result. On a GPU, makes the current stream wait, but
   /// not the host: if a rank fails later, the next copy from the GPU to the host throws. If the collective failed,
@@ -53,7 +57,7 @@ class Group {
  public:
   /// A group of this process alone.
   Group();
-  explicit Group(std::shared_ptr<const detail::GroupState> state) : state_(std::move(state)) {}
+  explicit Group(std::shared_ptr<const detail::GroupState> state) : state_("Group", std::move(state)) {}
 
   /// In [0, size()).
   int rank() const;
@@ -86,7 +90,7 @@ class Group {
   Group split(int color, int key = 0) const;
 
  private:
-  std::shared_ptr<const detail::GroupState> state_;
+  mica::detail::SharedState<const detail::GroupState> state_;
 };
 
 /// All processes of this run: those that mpirun, srun or torchrun started, or else this one alone. The first call

@@ -5,7 +5,7 @@
 
 #include <mica/core/copy.h>
 #include <mica/io/adapter.h>
-#include <mica/io/file.h>
+#include <mica/io/detail/folder_save.h>
 #include <mica/io/json.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/detail/adapters.h>
@@ -71,6 +71,13 @@ std::string task_of(const nn::GPT&) { return "CAUSAL_LM"; }
 std::string task_of(const nn::Llama&) { return "CAUSAL_LM"; }
 std::string task_of(const nn::Bert&) { return "FEATURE_EXTRACTION"; }
 
+// The checksum of the configuration with which a folder's adapters were saved.
+std::string checksum_in(const std::filesystem::path& folder) {
+  const Metadata metadata = load_metadata(folder / kWeightsFile);
+  const auto found = metadata.find(detail::kDescriptionKey);
+  return found == metadata.end() ? "" : found->second;
+}
+
 template <class Model>
 void save_adapter_of(Model& model, const std::filesystem::path& folder, const std::string& base_model) {
   const std::vector<nn::AdaptedLayer> layers = nn::adapted_layers(model);
@@ -88,8 +95,6 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
     state[full + std::string(kUp)] = layer->lora_b.detach();
     targets.push_back({target});
   }
-  make_folder(folder, "save_adapter");
-  save(folder / kWeightsFile, state, {{"format", "pt"}});
   const JsonValue config{JsonValue::Object{
       {"peft_type", {std::string("LORA")}},
       {"task_type", {task_of(model)}},
@@ -103,9 +108,9 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
       {"target_modules", {targets}},
   }};
   const std::string text = to_json(config) + "\n";
-  AtomicFile file(folder / kConfigFile);
-  file.write(text.data(), text.size());
-  file.commit();
+  detail::FolderSave saving("save_adapter", folder, kConfigFile, checksum_in, text);
+  save(folder / kWeightsFile, state, {{"format", "pt"}, {detail::kDescriptionKey, detail::description_checksum(text)}});
+  saving.finish();
 }
 
 double number_of(const JsonValue* entry, double otherwise) {
@@ -176,7 +181,8 @@ nn::LoraOptions options_of(const JsonValue& config, const std::string& file) {
 template <class Model>
 void load_adapter_of(Model& model, const std::filesystem::path& folder) {
   check_folder(folder, "load_adapter");
-  const std::string config_file = (folder / kConfigFile).string(), weights_file = (folder / kWeightsFile).string();
+  const std::string config_file = detail::description_file(folder, kConfigFile, checksum_in).string(),
+                    weights_file = (folder / kWeightsFile).string();
   const nn::LoraOptions options = options_of(read_json(config_file, 1 << 20), config_file);
   const StateDict state = load(weights_file);
   check(nn::adapted_layers(model).empty(), "load_adapter: the model already has adapters");

@@ -13,8 +13,9 @@
 namespace mica::io {
 
 /// Writes the adapters of a model so that PEFT's from_pretrained() and load_adapter() can read them. Creates the folder
-/// if needed. `base_model` is the name or folder of the model that they belong to, as PEFT expects it. Throws if the
-/// model has no adapters, or adapters with different options.
+/// if needed. `base_model` is the name or folder of the model that they belong to, as PEFT expects it. However the
+/// process ends, load_adapter() finds the old adapters or the new ones, whole. Throws if the model has no adapters, or
+/// adapters with different options, or if another thread or process is saving to the folder.
 void save_adapter(nn::GPT& model, const std::filesystem::path& folder, const std::string& base_model = "");
 void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const std::string& base_model = "");
 void save_adapter(nn::Bert& model, const std::filesystem::path& folder, const std::string& base_model = "");

@@ -38,18 +38,29 @@ std::string_view without_newlines_after(std::string_view text) {
 // The text between "<|im_start|>system\n" and "<|im_end|>" in a string of the template. There, \n is two characters.
 std::string default_system_of(std::string_view jinja) {
   constexpr std::string_view begin = "<|im_start|>system", end = "<|im_end|>", newline = "\\n";
+  // The next end and the next character that no text has, at or after `from`. Searched for only once each, so that the
+  // time is linear.
+  std::size_t next_end = 0, next_other = 0;
   for (std::size_t at = jinja.find(begin); at != std::string_view::npos; at = jinja.find(begin, at + 1)) {
-    std::string_view rest = jinja.substr(at + begin.size());
-    if (rest.starts_with(newline)) {
-      rest.remove_prefix(newline.size());
-    } else if (rest.starts_with('\n')) {
-      rest.remove_prefix(1);
+    std::size_t from = at + begin.size();
+    if (jinja.substr(from).starts_with(newline)) {
+      from += newline.size();
+    } else if (jinja.substr(from).starts_with('\n')) {
+      ++from;
     } else {
       continue;
     }
-    const std::string_view text = rest.substr(0, std::min(rest.find(end), rest.size()));
-    if (text.size() < rest.size() && !text.empty() && text.find_first_of("'\"{}\\") == std::string_view::npos) {
-      return std::string(text);
+    if (next_end <= from) {
+      next_end = jinja.find(end, from);
+    }
+    if (next_other <= from) {
+      next_other = std::min(jinja.find_first_of("'\"{}\\", from), jinja.size());
+    }
+    if (next_end == std::string_view::npos) {
+      return {};
+    }
+    if (next_end > from && next_end < next_other) {
+      return std::string(jinja.substr(from, next_end - from));
     }
   }
   return {};
@@ -132,9 +143,19 @@ std::vector<ChatFormat::Part> ChatFormat::chatml_parts(std::span<const ChatMessa
   if (messages.front().role != "system" && !default_system_.empty()) {
     add("system", default_system_);
   }
+  // Thoughts about the last question are kept. A tool's response is not a question.
+  std::size_t last_question = messages.size();
   for (std::size_t i = 0; i < messages.size(); ++i) {
-    const bool is_answer = has_thoughts_ && messages[i].role == "assistant";
-    add(messages[i].role, is_answer ? answer(messages, i) : messages[i].content);
+    const std::string& content = messages[i].content;
+    if (messages[i].role == "user" &&
+        !(content.starts_with("<tool_response>") && content.ends_with("</tool_response>"))) {
+      last_question = i;
+    }
+  }
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const auto& [role, content] = messages[i];
+    const bool is_answer = has_thoughts_ && role == "assistant";
+    add(role, is_answer ? answer(content, i > last_question, i + 1 == messages.size()) : content);
   }
   if (options.add_generation_prompt) {
     parts.push_back({"<|im_start|>", true});
@@ -149,8 +170,8 @@ std::vector<ChatFormat::Part> ChatFormat::chatml_parts(std::span<const ChatMessa
   return parts;
 }
 
-std::string ChatFormat::answer(std::span<const ChatMessage> messages, std::size_t index) {
-  std::string_view content = messages[index].content, thoughts;
+std::string ChatFormat::answer(std::string_view content, bool keeps_thoughts, bool is_last) {
+  std::string_view thoughts;
   if (contains(content, kThinkEnd)) {
     thoughts = without_newlines_after(content.substr(0, content.find(kThinkEnd)));
     if (const std::size_t begin = thoughts.rfind(kThinkBegin); begin != std::string_view::npos) {
@@ -159,15 +180,7 @@ std::string ChatFormat::answer(std::span<const ChatMessage> messages, std::size_
     thoughts = without_newlines_after(without_newlines_before(thoughts));
     content = without_newlines_before(content.substr(content.rfind(kThinkEnd) + kThinkEnd.size()));
   }
-  // Thoughts about the last question are kept. A tool's response is not a question.
-  const auto is_question = [](const ChatMessage& message) {
-    return message.role == "user" &&
-           !(message.content.starts_with("<tool_response>") && message.content.ends_with("</tool_response>"));
-  };
-  const auto earlier = messages.first(index), later = messages.subspan(index);
-  const bool is_about_last_question =
-      std::any_of(earlier.begin(), earlier.end(), is_question) && std::none_of(later.begin(), later.end(), is_question);
-  if (!is_about_last_question || (later.size() > 1 && thoughts.empty())) {
+  if (!keeps_thoughts || (!is_last && thoughts.empty())) {
     return std::string(content);
   }
   return "<think>\n" + std::string(thoughts) + "\n</think>\n\n" + std::string(without_newlines_before(content));

@@ -34,7 +34,8 @@ class ChatFormat {
   /// Throws an Error if the template is empty or unknown.
   explicit ChatFormat(std::string_view jinja);
 
-  /// The conversation as text. Throws an Error for other roles.
+  /// The conversation as text, from its first special token on: encode it without adding special tokens. Throws an
+  /// Error for other roles.
   std::string text(std::span<const ChatMessage> messages, const ChatOptions& options = {}) const;
   /// The tokens of text(). Special tokens in the contents of messages are encoded as plain text, so that a message
   /// cannot end itself or start another.
@@ -53,8 +54,9 @@ class ChatFormat {
   std::vector<Part> parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
   std::vector<Part> llama3_parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
   std::vector<Part> chatml_parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
-  /// The content of an answer, including its thoughts where Qwen 3's template keeps them.
-  static std::string answer(std::span<const ChatMessage> messages, std::size_t index);
+  /// The content of an answer as Qwen 3's template writes it, with or without its thoughts. `is_last`: it is the last
+  /// message.
+  static std::string answer(std::string_view content, bool keeps_thoughts, bool is_last);
   std::int64_t special(const Tokenizer& tokenizer, const std::string& token) const;
 
   Family family_ = Family::chatml;

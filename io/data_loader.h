@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include <mica/core/check.h>
 #include <mica/core/tensor.h>
 
 namespace mica::io {
@@ -22,12 +23,17 @@ struct DataPosition {
 /// Where a Dataset writes one sample: the sample's row of each of the batch's tensors.
 class Sample {
  public:
+  /// Keeps a reference to `batch`.
   Sample(const Tensors& batch, std::int64_t row) : batch_(batch), row_(row) {}
+  Sample(const Tensors&& batch, std::int64_t row) = delete;
 
-  /// The elements of field i, in row-major order. T is the field's dtype.
+  /// The elements of field i, in row-major order. T is the field's dtype. Throws an Error for a field or a row that the
+  /// batch does not have.
   template <class T>
   std::span<T> field(std::size_t i) const {
+    check(i < batch_.size(), "Sample: expected one of {} fields, got field {}", batch_.size(), i);
     const Tensor& x = batch_[i];
+    check(row_ >= 0 && row_ < x.size(0), "Sample: expected one of {} rows, got row {}", x.size(0), row_);
     const std::int64_t elements = x.numel() / x.size(0);
     return {x.data<T>() + row_ * elements, static_cast<std::size_t>(elements)};
   }
@@ -101,6 +107,7 @@ class DataLoader {
   /// Throws unless data.size() ≥ 1, batch ≥ 1, workers is in [0, 256], `start` is a position in the data, rank is in
   /// [0, ranks) and ranks divides batch. The data set must outlive the loader.
   explicit DataLoader(const Dataset& data, const DataLoaderOptions& options = {});
+  explicit DataLoader(const Dataset&& data, const DataLoaderOptions& options = {}) = delete;
   ~DataLoader();
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;

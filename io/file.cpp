@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -63,6 +64,21 @@ class Mappings {
 };
 
 constinit Mappings mappings;
+
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+  return file.has_parent_path() ? file.parent_path() : ".";
+}
+
+// Removes an AtomicFile's temporary file unless a process holds its lock.
+void remove_if_unlocked(const std::filesystem::path& file) {
+  const int descriptor = ::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+  if (descriptor >= 0) {
+    if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) {
+      ::unlink(file.c_str());
+    }
+    ::close(descriptor);
+  }
+}
 
 }  // namespace
 
@@ -147,14 +163,30 @@ AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
   check(!std::filesystem::is_directory(existing), "save: {} is a directory", path.string());
   check(!std::filesystem::exists(existing) || std::filesystem::is_regular_file(existing),
         "save: {} is not a regular file", path.string());
+  remove_unfinished(folder_of(path), [&](const std::string& name) { return name == path.filename().string(); });
+  open();
+}
+
+void AtomicFile::open() {
   static std::atomic<unsigned> next{0};
-  do {
-    temporary_ = path;
+  for (;;) {
+    temporary_ = path_;
     temporary_ += fmt::format(".{}-{}.tmp", ::getpid(), next.fetch_add(1));
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  } while (descriptor_ < 0 && errno == EEXIST);
-  if (descriptor_ < 0) {
-    fail_to("create");
+    if (descriptor_ < 0 && errno == EEXIST) {
+      continue;
+    }
+    if (descriptor_ < 0) {
+      fail_to("create");
+    }
+    // The lock, which ends with the process, tells remove_unfinished() that the file is being written. It may have been
+    // faster; then another file is needed.
+    const bool taken = ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    struct stat status {};
+    if (!taken && !(::fstat(descriptor_, &status) == 0 && status.st_nlink == 0)) {
+      return;
+    }
+    close_quietly();
   }
 }
 
@@ -184,7 +216,7 @@ void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) {
     fail_to("write");
   }
-  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  const std::filesystem::path folder = folder_of(path_);
   const int closed = ::close(descriptor_);
   descriptor_ = -1;
   if (closed != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
@@ -210,6 +242,29 @@ void AtomicFile::close_quietly() {
   }
 }
 
+void write_text(const std::filesystem::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void append(const char* what, int descriptor, std::string_view text, const std::filesystem::path& path) {
+  struct stat status {};
+  check(::fstat(descriptor, &status) == 0, "{}: cannot write {}: {}", what, path.string(), error_text(errno));
+  while (!text.empty()) {
+    const ssize_t count = ::write(descriptor, text.data(), std::min<std::uint64_t>(text.size(), kMaxBytes));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      const int number = errno;
+      [[maybe_unused]] const int cut = ::ftruncate(descriptor, status.st_size);
+      fail("{}: cannot write {}: {}", what, path.string(), error_text(number));
+    }
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
 void remove_unfinished(const std::filesystem::path& folder, const std::function<bool(const std::string&)>& fits) {
   constexpr std::string_view suffix = ".tmp";
   std::error_code error;
@@ -224,8 +279,7 @@ void remove_unfinished(const std::filesystem::path& folder, const std::function<
     const std::string number = name.substr(dot + 1, name.size() - suffix.size() - dot - 1);
     if (number.find('-') != std::string::npos && number.find_first_not_of("0123456789-") == std::string::npos &&
         fits(name.substr(0, dot))) {
-      std::error_code ignored;
-      std::filesystem::remove(at->path(), ignored);
+      remove_if_unlocked(at->path());
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace mica::io {
 
@@ -58,7 +59,8 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  std::span<const std::byte> bytes() const { return bytes_; }
+  std::span<const std::byte> bytes() const& { return bytes_; }
+  std::span<const std::byte> bytes() const&& = delete;
 
  private:
   std::filesystem::path path_;
@@ -70,7 +72,8 @@ class MappedFile {
 const char* mapped_path_at(const void* address) noexcept;
 
 /// A temporary file in the folder of `path` that replaces it on commit(), after everything is flushed to disk. Without
-/// commit() it is removed. Errors start with "save: " and name `path`.
+/// commit() it is removed; if the process was killed, the next AtomicFile for the same path removes it. Errors start
+/// with "save: " and name `path`.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -83,6 +86,7 @@ class AtomicFile {
 
  private:
   [[noreturn]] void fail_to(const char* what) const;
+  void open();
   void close_quietly();
 
   std::filesystem::path path_;
@@ -90,8 +94,16 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
+/// Replaces the file by `text`, or creates it: see AtomicFile.
+void write_text(const std::filesystem::path& path, std::string_view text);
+
+/// Appends all of `text` to an open file or, if that fails, nothing, and throws an Error that begins with `what` and
+/// has the reason. `path` is the file's name for the Error.
+void append(const char* what, int descriptor, std::string_view text, const std::filesystem::path& path);
+
 /// Removes temporary files that an AtomicFile left in `folder` because its process was killed: those of files whose
-/// name satisfies `fits`. No other process may be writing such a file.
+/// name satisfies `fits`. Files that a process is still writing are kept, and so are all files if the file system does
+/// not support flock().
 void remove_unfinished(const std::filesystem::path& folder, const std::function<bool(const std::string& name)>& fits);
 
 }  // namespace mica::io

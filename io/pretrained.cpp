@@ -1,6 +1,8 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <set>
@@ -10,6 +12,7 @@
 
 #include <mica/core/check.h>
 #include <mica/core/copy.h>
+#include <mica/io/detail/folder_save.h>
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/gguf_model.h>
 #include <mica/io/file.h>
@@ -300,16 +303,7 @@ StateDict file_state(const nn::Bert& model, const char* op) {
   return result;
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text.data(), text.size());
-  file.commit();
-}
-
-void remove_quietly(const std::filesystem::path& path) {
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
-}
+void remove_quietly(const std::filesystem::path& path) { ::unlink(path.c_str()); }
 
 /// The shards that a folder's index lists; none without an index that can be read.
 std::set<std::string> shards_in(const std::filesystem::path& folder) {
@@ -326,16 +320,42 @@ std::set<std::string> shards_in(const std::filesystem::path& folder) {
   return names;
 }
 
-void write_weights(const std::filesystem::path& folder, const StateDict& state, std::uint64_t shard_bytes) {
-  const Metadata metadata{{"format", "pt"}};  // transformers requires it
-  std::set<std::string> old = shards_in(folder);
-  const auto remove_old = [&] {
-    for (const std::string& file : old) {
-      remove_quietly(folder / file);
+bool is_shard(const std::string& name) {
+  return name != kWeights && name.ends_with(".safetensors") && name.find('/') == std::string::npos;
+}
+
+/// Removes those of the files that the index does not list; none if the index cannot be read.
+template <class Names>
+void remove_unlisted(const std::filesystem::path& folder, const Names& names) {
+  const std::set<std::string> listed = shards_in(folder);
+  if (listed.empty() && is_there(folder / kShardIndex)) {
+    return;
+  }
+  for (const std::string& name : names) {
+    if (is_shard(name) && !listed.contains(name)) {
+      remove_quietly(folder / name);
     }
-  };
+  }
+}
+
+/// Names for `count` shards that no file in the folder has: model-00001-of-00003.safetensors or, after it,
+/// model-2-00001-of-00003.safetensors.
+std::vector<std::string> new_shard_names(const std::filesystem::path& folder, std::size_t count) {
+  for (int attempt = 1;; ++attempt) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < count; ++i) {
+      names.push_back(fmt::format("model-{}{:05}-of-{:05}.safetensors", attempt == 1 ? "" : fmt::format("{}-", attempt),
+                                  i + 1, count));
+    }
+    if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return is_there(folder / name); })) {
+      return names;
+    }
+  }
+}
+
+std::vector<StateDict> shards_of(const StateDict& state, std::uint64_t shard_bytes) {
   std::vector<StateDict> shards(1);
-  std::uint64_t bytes = 0, total = 0;
+  std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : state) {
     if (!shards.back().empty() && tensor.bytes() > shard_bytes - std::min(bytes, shard_bytes)) {
       shards.emplace_back();
@@ -343,28 +363,71 @@ void write_weights(const std::filesystem::path& folder, const StateDict& state, 
     }
     shards.back().emplace(name, tensor);
     bytes += tensor.bytes();
-    total += tensor.bytes();
   }
-  if (shards.size() == 1) {
-    save(folder / kWeights, state, metadata);
-    remove_quietly(folder / kShardIndex);
-    old.erase(kWeights);
-    remove_old();
-    return;
-  }
+  return shards;
+}
+
+/// Writes the shards, then the index.
+void write_shards(const std::filesystem::path& folder, const std::vector<StateDict>& shards,
+                  const std::vector<std::string>& names, const std::string& config_checksum) {
   JsonValue::Object map;
+  std::int64_t total = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    save(folder / file, shards[i], metadata);
-    old.erase(file);
+    save(folder / names[i], shards[i], {{"format", "pt"}});  // transformers requires the format
     for (const auto& [name, tensor] : shards[i]) {
-      map[name] = {file};
+      map[name] = {names[i]};
+      total += static_cast<std::int64_t>(tensor.bytes());
     }
   }
-  const JsonValue::Object about{{"total_size", {static_cast<std::int64_t>(total)}}};
+  const JsonValue::Object about{{"total_size", {total}}, {detail::kDescriptionKey, {config_checksum}}};
   write_text(folder / kShardIndex, to_json({JsonValue::Object{{"metadata", {about}}, {"weight_map", {map}}}}));
-  remove_quietly(folder / kWeights);  // transformers would prefer it to the index
-  remove_old();
+}
+
+/// Replaces the weights in one step: model.safetensors takes its place, or the index does and then model.safetensors,
+/// which readers prefer to it, is removed. Shards get new names, so that the old index keeps its own until then.
+void write_weights(const std::filesystem::path& folder, const StateDict& state, std::uint64_t shard_bytes,
+                   const std::string& config_checksum, const detail::FolderSave& saving) {
+  remove_unfinished(folder,
+                    [](const std::string& name) { return is_shard(name) || name == kWeights || name == kShardIndex; });
+  remove_unlisted(folder, saving.noted());
+  const std::set<std::string> old = shards_in(folder);
+  const std::vector<StateDict> shards = shards_of(state, shard_bytes);
+  saving.note({old.begin(), old.end()});
+  if (shards.size() == 1) {
+    save(folder / kWeights, state, {{"format", "pt"}, {detail::kDescriptionKey, config_checksum}});
+    remove_quietly(folder / kShardIndex);
+  } else {
+    const std::vector<std::string> names = new_shard_names(folder, shards.size());
+    saving.note(names);
+    try {
+      write_shards(folder, shards, names, config_checksum);
+    } catch (...) {
+      remove_unlisted(folder, names);
+      throw;
+    }
+    const std::filesystem::path file = folder / kWeights;
+    check(::unlink(file.c_str()) == 0 || errno == ENOENT, "save_pretrained: cannot remove {}: {}", file.string(),
+          error_text(errno));
+  }
+  remove_unlisted(folder, old);
+}
+
+/// The checksum of the config.json with which a folder's weights were saved.
+std::string config_checksum_in(const std::filesystem::path& folder) {
+  if (is_there(folder / kWeights)) {
+    const Metadata metadata = load_metadata(folder / kWeights);
+    const auto found = metadata.find(detail::kDescriptionKey);
+    return found == metadata.end() ? "" : found->second;
+  }
+  const JsonValue index = read_json(folder / kShardIndex, kLongestIndex);
+  const JsonValue* const metadata = index.find("metadata");
+  const JsonValue* const entry = metadata == nullptr ? nullptr : metadata->find(detail::kDescriptionKey);
+  const auto* const checksum = entry == nullptr ? nullptr : entry->as<std::string>();
+  return checksum == nullptr ? "" : *checksum;
+}
+
+std::filesystem::path config_file(const std::filesystem::path& folder) {
+  return detail::description_file(folder, kConfig, config_checksum_in);
 }
 
 template <class Model>
@@ -375,7 +438,7 @@ void save_model(const Model& model, const std::filesystem::path& folder, const S
   config["dtype"] = {fmt::format("{}", state.begin()->second.dtype())};
   config["torch_dtype"] = config["dtype"];  // the name that older versions read
   if (!options.like.empty()) {
-    const JsonValue like = read_json(options.like / kConfig, kLongestConfig);
+    const JsonValue like = read_json(config_file(options.like), kLongestConfig);
     check(like.as<JsonValue::Object>() != nullptr, "save_pretrained: {} is not an object",
           (options.like / kConfig).string());
     for (const auto& [name, value] : *like.as<JsonValue::Object>()) {
@@ -390,9 +453,10 @@ void save_model(const Model& model, const std::filesystem::path& folder, const S
     const JsonValue::Object read = config_entries(pretrained_config({config}, what));
     check(to_json({read}) == to_json({own}), "{}, the model would be another", what);
   }
-  make_folder(folder, "save_pretrained");
-  write_weights(folder, state, options.shard_bytes);
-  write_text(folder / kConfig, to_json({config}));
+  const std::string text = to_json({config});
+  detail::FolderSave saving("save_pretrained", folder, kConfig, config_checksum_in, text);
+  write_weights(folder, state, options.shard_bytes, detail::description_checksum(text), saving);
+  saving.finish();
 }
 
 // The entries of both. If both have a key, the entry of b.
@@ -427,7 +491,7 @@ PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
     return detail::load_gguf_config(folder, "load_pretrained: " + folder.string());
   }
   check_folder(folder, "load_pretrained");
-  const std::filesystem::path path = folder / kConfig;
+  const std::filesystem::path path = config_file(folder);
   return pretrained_config(read_json(path, kLongestConfig), "load_pretrained: " + path.string());
 }
 

@@ -81,10 +81,14 @@ struct SaveOptions {
 };
 
 /// Writes config.json and the weights so that transformers' from_pretrained() and load_pretrained() can read them.
-/// Creates the folder if needed. Each file is replaced only when its new contents are complete, config.json last; then
-/// other weight files of an earlier save (model.safetensors, or the shards in its index) are removed. A model may be
-/// saved to the folder that it was loaded from. Throws an Error before anything is written if a layer has an adapter or
-/// a quantized weight, or transformers has no such model.
+/// Creates the folder if needed. A model may be saved to the folder that it was loaded from; while it is written, both
+/// need space. Then the weight files of the earlier save (model.safetensors, or the shards in its index) are removed.
+///
+/// However the process ends, load_pretrained() finds the old model or the new one, whole, and the next save removes
+/// what is left of an unfinished one. The same holds for other programs, unless the configuration has changed and the
+/// process was killed between two renames: they then find the new weights with the old config.json. Throws an Error before
+/// anything is written if a layer has an adapter or a quantized weight, if transformers has no such model, or if another
+/// thread or process is saving to the folder.
 void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});

@@ -255,21 +255,8 @@ void EventWriter::write_record(const std::string& data) {
   record += bytes_of(masked_crc(record));
   record += data;
   record += bytes_of(masked_crc(data));
-  std::string_view rest = record;
-  while (!rest.empty()) {
-    const ssize_t count = ::write(descriptor_, rest.data(), rest.size());
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count < 0) {
-      const int number = errno;
-      // Readers stop at an incomplete record, and would miss those after it.
-      [[maybe_unused]] const int cut = ::ftruncate(descriptor_, size_);
-      fail("EventWriter: cannot write {}: {}", path_.string(), error_text(number));
-    }
-    rest.remove_prefix(static_cast<std::size_t>(count));
-  }
-  size_ += static_cast<std::int64_t>(record.size());
+  // Whole: readers stop at an incomplete record, and would miss those after it.
+  append("EventWriter", descriptor_, record, path_);
 }
 
 }  // namespace mica::io

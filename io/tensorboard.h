@@ -59,7 +59,6 @@ class EventWriter {
   std::filesystem::path path_;
   std::function<double()> clock_;
   int descriptor_ = -1;
-  std::int64_t size_ = 0;  // of the complete records
 };
 
 }  // namespace mica::io

@@ -356,7 +356,7 @@ void Tokenizer::append_decoded(std::int64_t token, const DecodeOptions& options,
   is_first = false;
 }
 
-std::string_view Tokenizer::token_bytes(std::int64_t token) const {
+std::string_view Tokenizer::token_bytes(std::int64_t token) const& {
   check(has_token(token), "decode: {} is not a token of this vocabulary, which ends at {}", token,
         vocabulary_size() - 1);
   const auto added = state_->added.find(token);

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include <mica/core/shared_state.h>
+
 namespace mica::io {
 
 namespace detail {
@@ -52,8 +54,9 @@ class Tokenizer {
   /// The text of tokens, always valid UTF-8: invalid bytes, such as an incomplete character, become U+FFFD. Throws an
   /// Error for a number that is not a token.
   std::string decode(std::span<const std::int64_t> tokens, const DecodeOptions& options = {}) const;
-  /// The bytes of one token, which need not be complete characters.
-  std::string_view token_bytes(std::int64_t token) const;
+  /// The bytes of one token, which need not be complete characters. Valid as long as this object or a copy of it.
+  std::string_view token_bytes(std::int64_t token) const&;
+  std::string_view token_bytes(std::int64_t token) const&& = delete;
 
   /// The largest token plus one. A model's vocabulary may be larger; GGUF files pad it with unused tokens.
   std::int64_t vocabulary_size() const;
@@ -81,9 +84,9 @@ class Tokenizer {
   struct State;
   // Appends a token's text to `text`. `is_first` is true before the first token that has text.
   void append_decoded(std::int64_t token, const DecodeOptions& options, bool& is_first, std::string& text) const;
-  explicit Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  explicit Tokenizer(std::shared_ptr<const State> state) : state_("Tokenizer", std::move(state)) {}
 
-  std::shared_ptr<const State> state_;
+  mica::detail::SharedState<const State> state_;
 };
 
 /// Decodes tokens one by one, as they are generated. The returned parts are valid UTF-8: the first bytes of a character

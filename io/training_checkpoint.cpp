@@ -9,7 +9,6 @@
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <mutex>
 #include <set>
 #include <span>
@@ -22,6 +21,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/progress.h>
+#include <mica/io/detail/checksum.h>
 #include <mica/io/file.h>
 #include <mica/io/training_checkpoint.h>
 
@@ -43,59 +43,17 @@ constexpr std::string_view kSetting = "setting.";
 
 constexpr const char* kThisFormat = "mica training checkpoint 1";
 
-/// A checksum against accidental damage: four running products over the bytes, eight at a time.
-class Checksum {
- public:
-  void add(std::span<const std::byte> bytes) {
-    std::size_t at = 0;
-    for (; bytes.size() - at >= sizeof(lanes_); at += sizeof(lanes_)) {
-      add_block(bytes.data() + at);
-    }
-    // The rest, padded with zeros, and the length, which distinguishes padding from zeros in the data.
-    std::array<std::byte, sizeof(lanes_)> last{};
-    std::copy(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.end(), last.begin());
-    add_block(last.data());
-    add_word(lanes_[0], bytes.size());
-  }
-  void add(std::string_view text) { add(std::as_bytes(std::span(text))); }
-  /// Adds a contiguous tensor on the CPU.
-  void add(std::string_view name, const Tensor& tensor) {
-    add(fmt::format("{} {} {}", name, tensor.dtype(), tensor.shape()));
-    add({tensor.raw_data(), tensor.bytes()});
-  }
-  /// Adds all metadata except the checksum itself.
-  void add(const Metadata& metadata) {
-    for (const auto& [name, value] : metadata) {
-      if (name != kChecksum) {
-        add(name);
-        add(value);
-      }
-    }
-  }
+using detail::Checksum;
 
-  std::string text() const {
-    std::uint64_t all = 0;
-    for (const std::uint64_t lane : lanes_) {
-      add_word(all, lane);
-    }
-    return fmt::format("{:016x}", all);
-  }
-
- private:
-  static void add_word(std::uint64_t& lane, std::uint64_t word) {
-    lane = (lane ^ word) * 0x9E3779B97F4A7C15;  // the factor is odd, so no bit of the word is lost
-    lane ^= lane >> 32;
-  }
-  void add_block(const std::byte* block) {
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, block + i * sizeof(word), sizeof(word));
-      add_word(lanes_[i], word);
+/// Adds all metadata except the checksum itself.
+void add(Checksum& sum, const Metadata& metadata) {
+  for (const auto& [name, value] : metadata) {
+    if (name != kChecksum) {
+      sum.add(name);
+      sum.add(value);
     }
   }
-
-  std::array<std::uint64_t, 4> lanes_{1, 2, 3, 4};
-};
+}
 
 /// The checksum of contiguous tensors on the CPU, and of the metadata without the checksum itself.
 std::string checksum_of(const StateDict& tensors, const Metadata& metadata) {
@@ -109,7 +67,7 @@ std::string checksum_of(const StateDict& tensors, const Metadata& metadata) {
     sum.add(name, tensor);
     progress.advance(static_cast<std::int64_t>(tensor.bytes()));
   }
-  sum.add(metadata);
+  add(sum, metadata);
   return sum.text();
 }
 
@@ -117,6 +75,9 @@ Metadata metadata_of(const TrainingCheckpoint& checkpoint) {
   check(checkpoint.step >= 0 && checkpoint.data.epoch >= 0 && checkpoint.data.index >= 0,
         "training checkpoint: expected a step and a position of at least 0, got step {}, epoch {}, index {}",
         checkpoint.step, checkpoint.data.epoch, checkpoint.data.index);
+  check(checkpoint.random.offset % 4 == 0 && checkpoint.random.start == nullptr,
+        "training checkpoint: expected rng_state() as random, got a key with the offset {}{}", checkpoint.random.offset,
+        checkpoint.random.start == nullptr ? "" : " in a captured graph");
   Metadata metadata{{kFormat, kThisFormat},
                     {kStep, fmt::format("{}", checkpoint.step)},
                     {kSeed, fmt::format("{}", checkpoint.random.seed)},
@@ -373,7 +334,7 @@ std::string fingerprint(const StateDict& tensors, const Metadata& about) {
     sum.add(name, host);
     progress.advance(static_cast<std::int64_t>(host.bytes()));
   }
-  sum.add(about);
+  add(sum, about);
   return sum.text();
 }
 

@@ -251,11 +251,9 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
                                     {"examples", from_data({batches.used()}, Shape{})}};
     return checkpoint;
   };
-  if (checkpoints.on()) {
-    io::remove_unfinished(options.out, [](const std::string& name) {
-      return name == "adapter_model.safetensors" || name == "adapter_config.json";
-    });
-  }
+  io::remove_unfinished(options.out, [](const std::string& name) {
+    return name == "adapter_model.safetensors" || name == "adapter_config.json";
+  });
   check(!validates || outcome.step == 0 || io::is_there(options.out),
         "{}, the best adapter until step {}, is missing: pass the --out of the run to be resumed", options.out, done);
   if (done > 0) {

@@ -1,14 +1,16 @@
 // Trains a transformer on the characters of a text, or on a file of tokens, and generates a sample.
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -54,6 +56,9 @@ class Results {
       : folder_(options.out), writes_(group.rank() == 0) {
     on_rank_0(group, [&] { open(options, done); });
   }
+  ~Results() { ::close(metrics_); }
+  Results(const Results&) = delete;
+  Results& operator=(const Results&) = delete;
 
   bool writes() const { return writes_; }
   std::filesystem::path file(const char* name) const { return folder_ / name; }
@@ -78,8 +83,7 @@ class Results {
       line["val_loss"] = *validation_loss;
     }
     remember(number, step.loss, validation_loss);
-    metrics_ << line.dump() << std::endl;
-    check(metrics_.good(), "cannot write to {}", file("metrics.jsonl").string());
+    io::append("metrics", metrics_, line.dump() + '\n', file("metrics.jsonl"));
     if (events_) {
       events_->scalar("loss/train", step.loss, number);
       events_->scalar("lr", step.lr, number);
@@ -119,14 +123,12 @@ class Results {
   void open(const Options& options, std::int64_t done) {
     const std::filesystem::path& folder = folder_;
     io::make_folder(folder, "train_transformer");
-    if (!options.checkpoint.empty()) {
-      io::remove_unfinished(folder, [](const std::string& name) {
-        return name == "model.safetensors" || name == "metrics.jsonl" || name == "loss.svg";
-      });
-    }
+    io::remove_unfinished(folder, [](const std::string& name) {
+      return name == "model.safetensors" || name == "metrics.jsonl" || name == "loss.svg";
+    });
     keep_metrics(done);
-    metrics_.open(file("metrics.jsonl"), std::ios::app);
-    check(metrics_.is_open(), "cannot write to {}", file("metrics.jsonl").string());
+    metrics_ = ::open(file("metrics.jsonl").c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    check(metrics_ >= 0, "cannot write {}: {}", file("metrics.jsonl").string(), io::error_text(errno));
     if (!options.tensorboard.empty()) {
       events_.emplace(options.tensorboard,
                       io::EventWriterOptions{.resumed_at = options.resume ? std::optional(done + 1) : std::nullopt});
@@ -187,7 +189,7 @@ class Results {
 
   std::filesystem::path folder_;
   bool writes_;
-  std::ofstream metrics_;
+  int metrics_ = -1;  // the open file
   std::optional<io::EventWriter> events_;
   std::vector<Point> training_, validation_;
 };

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdint>
 #include <set>
+#include <type_traits>
+#include <vector>
 
 #include "tests/support.h"
 #include <mica/core/philox.h>
@@ -12,6 +14,11 @@ using namespace mica;
 using namespace mica::testing_support;
 
 namespace {
+
+using Keys = std::vector<PhiloxKey>;
+static_assert(std::is_constructible_v<ReplayPhiloxKeys, const Keys&> &&
+                  !std::is_constructible_v<ReplayPhiloxKeys, Keys>,
+              "a replay keeps a reference to its keys");
 
 // Reference implementation of Philox4x32-10 from the paper, for any counter and key.
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {

@@ -33,6 +33,12 @@ TEST(DataParallel, OfAGroupOfOneChangesNothing) {
   EXPECT_EQ(to_vector<float>(model.weight.grad()), std::vector<float>(6, 8));
   EXPECT_EQ(moved.buckets(), 0);
   EXPECT_EQ(moved.started(), 0);
+  const std::string message = "DataParallel: used after it was moved from";
+  // NOLINTBEGIN(bugprone-use-after-move)
+  expect_error([&] { parallel.wait(); }, message);
+  expect_error([&] { parallel.check(3); }, message);
+  expect_error([&] { (void)parallel.accumulate(); }, message);
+  // NOLINTEND(bugprone-use-after-move)
 }
 
 TEST(DataParallel, RefusesBadOptions) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <utility>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
@@ -38,6 +39,19 @@ TEST(Group, OfOneChangesNothing) {
   group.start_reduce_scatter(x, z).wait();
   EXPECT_EQ(to_vector<float>(z), (std::vector<float>{1, 2, 3}));
   EXPECT_EQ(group.split(7).size(), 1);
+}
+
+TEST(Group, ThrowsAfterAMove) {
+  Group from;
+  const Group to = std::move(from);
+  const std::string message = "Group: used after it was moved from";
+  // NOLINTBEGIN(bugprone-use-after-move)
+  EXPECT_EQ(message_of([&] { (void)from.size(); }), message);
+  EXPECT_EQ(message_of([&] { from.all_reduce(zeros({2})); }), message);
+  EXPECT_EQ(message_of([&] { from.barrier(); }), message);
+  EXPECT_EQ(message_of([&] { (void)from.split(0); }), message);
+  // NOLINTEND(bugprone-use-after-move)
+  EXPECT_EQ(to.size(), 1);
 }
 
 TEST(Group, WorldOfAProcessStartedAlone) {

@@ -509,6 +509,19 @@ TEST_F(Cli, StopsOnASignalAndKeepsTheModel) {
   EXPECT_EQ(run("generate --model run --tokens 5 --device cpu").status, 0);
 }
 
+TEST_F(Cli, AFullDiskCutsNoLineOfTheMetrics) {
+  // A file size limit stands for a full disk. Its unit, and so the number of lines that fit, depends on the shell.
+  const std::string line = "cd '" + folder.string() + "' && trap '' XFSZ && ulimit -f 2 && exec '" + programs.string() +
+                           "/train_transformer' --data text.txt --device cpu --steps 1000 --batch 1 --context 8 "
+                           "--layers 1 --heads 1 --width 8 --eval-every 1000 --threads 1 --out run >out.txt 2>err.txt";
+  const int status = std::system(line.c_str());
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_NE(contents(folder / "err.txt").find("cannot write run/metrics.jsonl: File too large"), std::string::npos)
+      << contents(folder / "err.txt");
+  EXPECT_GE(metrics("run").size(), 3u);  // parses every line
+  EXPECT_TRUE(contents(folder / "run/metrics.jsonl").ends_with("}\n"));
+}
+
 TEST_F(Cli, RunsOnTheBuiltInText) {
   const Outcome trained =
       run("train_transformer --device cpu --steps 1 --batch 2 --context 8 --layers 1 --heads 1 "

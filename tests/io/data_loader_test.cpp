@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tests/support.h"
@@ -24,6 +25,13 @@ using namespace mica;
 using namespace mica::testing_support;
 
 namespace {
+
+// Neither a loader nor a sample may refer to a temporary.
+static_assert(std::is_constructible_v<io::DataLoader, const io::TokenWindows&> &&
+              !std::is_constructible_v<io::DataLoader, io::TokenWindows> &&
+              !std::is_constructible_v<io::DataLoader, io::TokenWindows, io::DataLoaderOptions>);
+static_assert(std::is_constructible_v<io::Sample, const Tensors&, std::int64_t> &&
+              !std::is_constructible_v<io::Sample, Tensors, std::int64_t>);
 
 std::vector<std::int32_t> counting(int n) {
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(n));
@@ -351,6 +359,16 @@ TEST(DataLoader, RefusesBadOptions) {
     io::DataLoader larger(data, {.batch = INT64_MAX, .workers = workers});
     expect_error([&] { (void)larger.next(); }, "too many elements");
   }
+}
+
+TEST(DataLoader, SamplesHaveTheFieldsAndRowsOfTheirBatch) {
+  const Tensors batch{zeros({3, 2}), zeros({3}, int64)};
+  EXPECT_EQ(io::Sample(batch, 2).field<float>(0).data(), batch[0].data<float>() + 4);
+  expect_error([&] { (void)io::Sample(batch, 0).field<float>(7); }, "expected one of 2 fields, got field 7");
+  expect_error([&] { (void)io::Sample(batch, 3).field<float>(0); }, "expected one of 3 rows, got row 3");
+  expect_error([&] { (void)io::Sample(batch, -1).field<float>(0); }, "got row -1");
+  const Tensors none{zeros({0, 2})};
+  expect_error([&] { (void)io::Sample(none, 0).field<float>(0); }, "expected one of 0 rows, got row 0");
 }
 
 TEST(TokenWindows, AreShiftedByOneAndCoverEverythingInEachEpoch) {

@@ -1,7 +1,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +15,7 @@
 #include <set>
 #include <string>
 #include <vector>
+#include <utility>
 
 #include "examples/common/program.h"
 #include "tests/files.h"
@@ -47,6 +50,11 @@ extern "C" int rename(const char* from, const char* to) noexcept {
 }
 
 namespace {
+template <class T>
+concept GivesBytes = requires(T file) {
+  std::forward<T>(file).bytes();
+};
+static_assert(GivesBytes<const io::MappedFile&> && !GivesBytes<io::MappedFile>);
 
 class Files : public testing::Test {
  protected:
@@ -154,13 +162,78 @@ TEST_F(Files, RemovesFilesOfKilledWriters) {
   write("model.4194304-17.tmp");
   io::remove_unfinished(folder, [](const std::string& name) { return name == "model"; });
   EXPECT_EQ(names(), others);
-  // A file that AtomicFile leaves behind has such a name.
-  auto* const file = new io::AtomicFile(folder / "model");
-  EXPECT_EQ(names().size(), others.size() + 1);
-  io::remove_unfinished(folder, [](const std::string& name) { return name == "model"; });
-  EXPECT_EQ(names(), others);
-  delete file;
   io::remove_unfinished(folder / "none", [](const std::string&) { return true; });  // nothing to remove
+}
+
+TEST_F(Files, KilledWritersLeaveNothingForLong) {
+  const auto remove_all = [&] { io::remove_unfinished(folder, [](const std::string&) { return true; }); };
+  for (const bool by_writing : {false, true}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      io::AtomicFile file(folder / "model");
+      io::AtomicFile other(folder / "other");
+      file.write("abc", 3);
+      _exit(0);  // without destructors, as if killed
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+    ASSERT_EQ(names().size(), 2u);
+    if (by_writing) {
+      io::write_text(folder / "model", "new");
+      EXPECT_EQ(contents(folder / "model"), "new");
+      EXPECT_EQ(names().size(), 2u);  // another file's is kept
+    } else {
+      remove_all();
+      EXPECT_EQ(names(), std::set<std::string>());
+    }
+  }
+}
+
+TEST_F(Files, UnfinishedFilesOfLivingWritersAreKept) {
+  io::AtomicFile first(folder / "model"), second(folder / "model");
+  io::remove_unfinished(folder, [](const std::string&) { return true; });
+  first.write("first", 5);
+  second.write("second", 6);
+  EXPECT_EQ(names().size(), 2u);
+  second.commit();
+  EXPECT_EQ(contents(folder / "model"), "second");
+  first.commit();
+  EXPECT_EQ(contents(folder / "model"), "first");
+  EXPECT_EQ(names(), (std::set<std::string>{"model"}));
+}
+
+TEST_F(Files, AppendWritesAllOrNothing) {
+  const fs::path path = folder / "lines";
+  write("lines", "one\n");
+  const int file = ::open(path.c_str(), O_WRONLY | O_APPEND);
+  ASSERT_GE(file, 0);
+  io::append("test", file, "two\n", path);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);  // else a file that grows beyond the limit ends the program
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{.rlim_cur = 10, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::string message;
+  try {
+    io::append("test", file, "three\n", path);  // only "th" fits
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(message, "test: cannot write " + path.string() + ": File too large");
+  EXPECT_EQ(contents(path), "one\ntwo\n");
+  io::append("test", file, "three\n", path);
+  ::close(file);
+  EXPECT_EQ(contents(path), "one\ntwo\nthree\n");
+
+  const int full = ::open("/dev/full", O_WRONLY);
+  if (full >= 0) {
+    expect_error([&] { io::append("test", full, "x", "/dev/full"); },
+                 "test: cannot write /dev/full: No space left on device");
+    ::close(full);
+  }
 }
 
 }  // namespace

@@ -90,11 +90,13 @@ TEST(Text, EvenWindowsCoverTheSequence) {
   EXPECT_EQ(to_vector<std::int64_t>(batches[2].inputs), (std::vector<std::int64_t>{24, 25, 26, 27, 28, 29, 30, 31}));
   EXPECT_EQ(to_vector<std::int64_t>(batches[2].targets), (std::vector<std::int64_t>{25, 26, 27, 28, 29, 30, 31, 32}));
   // One token fewer, and the last window has no last target.
-  EXPECT_EQ(io::even_windows(counting(32), 4, 100, 100)[0].inputs.size(0), 7);
+  const auto fewer = counting(32);
+  EXPECT_EQ(io::even_windows(fewer, 4, 100, 100)[0].inputs.size(0), 7);
 }
 
 TEST(Text, EvenWindowsSpreadWhereFewAreWanted) {
-  const auto batches = io::even_windows(counting(81), 4, 10, 5);
+  const auto tokens = counting(81);
+  const auto batches = io::even_windows(tokens, 4, 10, 5);
   ASSERT_EQ(batches.size(), 1u);
   const auto inputs = to_vector<std::int64_t>(batches[0].inputs);
   std::vector<std::int64_t> starts;

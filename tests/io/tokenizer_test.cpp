@@ -2,10 +2,13 @@
 #include <tests/folders.h>
 #include <tests/support.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <mica/core/progress.h>
@@ -21,6 +24,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<std::int64_t>;
+
+template <class T>
+concept GivesTokenBytes = requires(T tokenizer) {
+  std::forward<T>(tokenizer).token_bytes(0);
+};
+static_assert(GivesTokenBytes<const io::Tokenizer&> && !GivesTokenBytes<io::Tokenizer>);
 
 // A folder that tests/tokenizer/make_fixtures.py wrote.
 fs::path fixture(const std::string& name) {
@@ -316,6 +325,55 @@ TEST(Tokenizer, SaysWhatCannotBeOpened) {
   fs::create_symlink("tokenizer.json", folder.path() / "tokenizer.json");  // to itself
   EXPECT_TRUE(io::Tokenizer::is_in(folder.path()));
   expect_error([&] { io::Tokenizer::load(folder.path()); }, "symbolic links");
+}
+
+// Threads take turns in borrowing scratch memory: without a lock, two of them soon have the same.
+TEST(Tokenizer, ManyThreadsShareOne) {
+  const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("qwen"));
+  constexpr int threads = 4;
+  std::vector<std::string> words;
+  std::vector<Tokens> expected;
+  for (int i = 0; i < threads; ++i) {
+    words.push_back(std::string(60, static_cast<char>('a' + i)) + std::to_string(i));  // too long for the cache
+    expected.push_back(tokenizer.encode(words.back()));
+  }
+  std::atomic<int> wrong = 0, ready = 0;
+  std::vector<std::thread> workers;
+  for (int i = 0; i < threads; ++i) {
+    workers.emplace_back([&, i] {
+      for (++ready; ready < threads;) {
+        std::this_thread::yield();
+      }
+      for (int k = 0; k < 30'000; ++k) {
+        wrong += tokenizer.encode(words[i]) == expected[i] ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& worker : workers) {
+    worker.join();
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Tokenizer, ThrowsAfterAMove) {
+  io::Tokenizer from = io::Tokenizer::load(fixture("gpt2"));
+  const io::Tokenizer copy = from;
+  const io::Tokenizer to = std::move(from);
+  const std::string message = "Tokenizer: used after it was moved from";
+  // NOLINTBEGIN(bugprone-use-after-move)
+  expect_error([&] { (void)from.encode("x"); }, message);
+  expect_error([&] { (void)from.encode_batch(std::vector<std::string>{"x"}, {}, 1); }, message);
+  expect_error([&] { (void)from.decode(Tokens{1}); }, message);
+  expect_error([&] { (void)from.vocabulary_size(); }, message);
+  expect_error([&] { (void)from.chat_template(); }, message);
+  io::StreamDecoder decoder(copy);
+  io::StreamDecoder moved = std::move(decoder);
+  expect_error([&] { (void)decoder.push(1); }, message);
+  // NOLINTEND(bugprone-use-after-move)
+  EXPECT_EQ(to.encode("x"), copy.encode("x"));
+  EXPECT_EQ(moved.push(copy.encode("x")[0]), "x");
+  from = to;
+  EXPECT_EQ(from.encode("x"), copy.encode("x"));
 }
 
 }  // namespace

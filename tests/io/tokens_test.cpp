@@ -1,7 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
+#include <span>
+#include <type_traits>
+#include <utility>
 
 #include "tests/files.h"
 #include "tests/support.h"
@@ -13,6 +17,23 @@ using namespace mica;
 using namespace mica::testing_support;
 
 namespace {
+
+using Tokens = std::vector<std::int32_t>;
+template <class T>
+concept GivesTokens = requires(T file) {
+  std::forward<T>(file).tokens();
+};
+
+// A view of a temporary would be of freed memory.
+static_assert(std::is_constructible_v<io::TokenView, Tokens&> && std::is_constructible_v<io::TokenView, const Tokens&>);
+static_assert(std::is_constructible_v<io::TokenView, std::span<const std::int32_t>> &&
+              std::is_constructible_v<io::TokenView, std::span<std::int32_t>>);
+static_assert(!std::is_constructible_v<io::TokenView, Tokens> && !std::is_constructible_v<io::TokenView, const Tokens>);
+static_assert(!std::is_constructible_v<io::TokenView, std::array<std::int32_t, 3>>);
+static_assert(!std::is_constructible_v<io::TokenView, std::vector<std::int64_t>&>, "another type of tokens");
+static_assert(std::is_constructible_v<io::TokenWindows, Tokens&, io::TokenWindowsOptions> &&
+              !std::is_constructible_v<io::TokenWindows, Tokens, io::TokenWindowsOptions>);
+static_assert(GivesTokens<const io::TokenFile&> && !GivesTokens<io::TokenFile>);
 
 class TokenFiles : public testing::Test {
  protected:
@@ -131,8 +152,7 @@ TEST_F(TokenFiles, GiveTheSameWindowsAsTokensInMemory) {
   write(narrow, {20240520, 1, 101});
   const io::TokenFile file(path_);
   const std::vector<io::Batch> a = io::even_windows(file.tokens().part(50, 101), 10, 2, 3);
-  const std::vector<io::Batch> b =
-      io::even_windows(std::vector<std::int32_t>(tokens.begin() + 50, tokens.end()), 10, 2, 3);
+  const std::vector<io::Batch> b = io::even_windows(std::span(tokens).subspan(50), 10, 2, 3);
   ASSERT_EQ(a.size(), b.size());
   EXPECT_EQ(to_vector<std::int64_t>(a[1].targets), to_vector<std::int64_t>(b[1].targets));
   expect_error([&] { io::even_windows(file.tokens().below(59000), 10, 2, 10); },

@@ -98,6 +98,12 @@ TEST_F(TrainingCheckpoints, RoundTrip) {
   bad.step = -1;
   expect_error([&] { io::save_training_checkpoint(path, bad); }, "got step -1");
   bad = saved;
+  bad.random.offset = 3;  // load would refuse it
+  expect_error([&] { io::save_training_checkpoint(path, bad); }, "expected rng_state() as random, got a key with the");
+  bad = saved;
+  bad.random.start = &bad.random.seed;
+  expect_error([&] { io::save_training_checkpoint(path, bad); }, "in a captured graph");
+  bad = saved;
   bad.parts["a.b"] = {};
   expect_error([&] { io::save_training_checkpoint(path, bad); }, "without a dot, got \"a.b\"");
   bad = saved;
@@ -366,6 +372,21 @@ TEST_F(TrainingCheckpoints, HoldTheStateAtTheCall) {
       EXPECT_EQ(std::count(values.begin(), values.end(), static_cast<float>(step)), 1 << 20);
       EXPECT_EQ(saved->part("model").at("strided").shape(), (Shape{512, 2}));
     }
+  }
+}
+
+// However long the write takes: a second save() returns only after the first checkpoint is complete.
+TEST_F(TrainingCheckpoints, AreCompleteBeforeTheNextOneIsTaken) {
+  io::CheckpointFolder checkpoints(folder, {.keep = 2});
+  for (int step = 1; step <= 3; step += 2) {
+    // 64 MiB, then 4 bytes, which are copied into the memory of the snapshot that is being written.
+    const Tensor large = full({1 << 24}, step);
+    checkpoints.save({.step = step, .parts = {{"model", {{"a", large}, {"b", zeros({1})}}}}});
+    checkpoints.save({.step = step + 1, .parts = {{"model", {{"b", ones({1})}}}}});
+    ASSERT_TRUE(fs::exists(folder / name_of(step))) << step;
+    EXPECT_EQ(io::load_training_checkpoint(folder / name_of(step)).part("model").at("b").item(), 0);
+    checkpoints.finish();
+    EXPECT_EQ(newest(checkpoints), step + 1);
   }
 }
 
