@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 
+#include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/philox.h>
 #include <mica/core/rng.h>
@@ -12,6 +13,8 @@
 #include <mica/nn/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 
@@ -108,6 +111,20 @@ TEST(GPT, LossIsTheCrossEntropyOfItsLogits) {
       expect_close(gpt.loss(tokens, targets), expected, 0, 0);
     }
   }
+}
+
+// loss() has no second derivative, and its error says what has.
+TEST(GPT, SecondDerivativeOfTheLoss) {
+  manual_seed(7);
+  const nn::GPT gpt{kTiny};
+  const Tensor tokens = randint(0, 7, {1, 6}), targets = randint(0, 7, {1, 6});
+  const auto second = [&](const Tensor& loss) {
+    const Tensor& bias = gpt.ln_f.bias;
+    const Tensor slope = autograd::grad({loss}, {bias}, {}, {.create_graph = true})[0];
+    return autograd::grad({sum(slope * slope)}, {bias})[0];
+  };
+  expect_error([&] { second(gpt.loss(tokens, targets)); }, "call cross_entropy(model(tokens), targets)");
+  EXPECT_GT(amax(abs(second(cross_entropy(gpt(tokens), targets)))).item(), 0);
 }
 
 // Documents packed into one row have the same loss and gradients as each document alone.
