@@ -190,6 +190,8 @@ TEST(GPT, Errors) {
   expect_error([] { nn::GPT({.vocab = 5, .context = 4, .layers = 1, .heads = 3, .width = 4}); },
                "GPT: expected heads to divide width, got width 4 and heads 3");
   expect_error([] { nn::GPT({.vocab = 0}); }, "GPT: expected vocab");
+  expect_error([] { nn::GPT({.vocab = 1, .context = 1, .layers = INT64_MAX, .heads = 1, .width = 1}); },
+               "1 and 0 to 4096 layers, got 1, 1, 1 and 9223372036854775807");
   const nn::GPT gpt{kTiny};
   expect_error([&] { gpt(zeros({6}, int64)); }, "GPT: expected tokens of shape (B, T), got [6]");
   expect_error([&] { gpt(zeros({1, 7}, int64)); }, "GPT: expected at most 6 tokens, the context, got 7");
