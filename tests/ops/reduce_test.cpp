@@ -302,6 +302,25 @@ TEST(Reduce, VarMatchesReference) {
   }
 }
 
+// Sums over several runs of adjacent elements, each of which is a part of a leaf, a leaf, or several. Elements are
+// whole numbers, so that sums are exact.
+TEST(Reduce, RunsOfAllLengths) {
+  manual_seed(22);
+  for (const Device device : test_devices()) {
+    for (const std::int64_t length : {30, 4096, 4097, 5000, 8193}) {
+      for (const std::int64_t runs : {1, 2, 5, 21}) {
+        const Tensor x = randint(-4, 5, {runs, 2, length});
+        const Tensor exact = from_data(reference(x, {0, 2}, plain_sum), {2});
+        for (const DType dtype : {float32, bfloat16, int64}) {
+          SCOPED_TRACE(fmt::format("{} runs of {} {}", runs, length, dtype));
+          const Tensor y = sum(x.to(device, dtype), {0, 2});
+          expect_close(y, exact.to(dtype), 0, 0);
+        }
+      }
+    }
+  }
+}
+
 TEST(Reduce, StddevAndVectorNorm) {
   manual_seed(21);
   for (const Device device : test_devices()) {
