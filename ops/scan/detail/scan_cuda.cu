@@ -20,8 +20,8 @@ namespace {
 //   2. starts   [ 0 | Σ chunk 0 | Σ chunk 0 + Σ chunk 1 | … ]              one thread per row, overwrites the sums
 //   3. scan     the cumulative sums within each chunk, plus its start      one block per chunk
 //
-// The order of all additions depends on n alone, which cub::DeviceScan does not guarantee. Starts are kept in double
-// for floats, since float would lose the small terms of a long sum.
+// The order of all additions depends on n alone, which cub::DeviceScan does not guarantee. Chunks and starts are summed
+// in double for floats, since float would lose the small terms of a long sum.
 
 constexpr int kThreads = 256;
 constexpr int kItems = 4;                 // elements that a thread processes at a time
@@ -54,16 +54,17 @@ struct Row {
 
 template <class T, class S>
 __global__ void __launch_bounds__(kThreads) cumsum_chunks_kernel(Row<T, S> a) {
-  using Reduce = cub::BlockReduce<S, kThreads>;
+  using B = Start<S>;
+  using Reduce = cub::BlockReduce<B, kThreads>;
   __shared__ typename Reduce::TempStorage storage;
   const std::int64_t row = blockIdx.x / a.chunks;
   const std::int64_t begin = (blockIdx.x - row * a.chunks) * kChunk;
   const std::int64_t end = min(begin + kChunk, a.n);
-  S sum = 0;
+  B sum = 0;
   for (std::int64_t j = begin + threadIdx.x; j < end; j += kThreads) {
     sum += a.element(row, j, end);
   }
-  sum = Reduce(storage).Reduce(sum, Plus<S>{});
+  sum = Reduce(storage).Reduce(sum, Plus<B>{});
   if (threadIdx.x == 0) {
     a.sums[blockIdx.x] = sum;
   }
