@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/dlpack.h>
 #include <mica/core/dlpack_abi.h>
@@ -141,6 +144,24 @@ Layout layout_from(const DLTensor& from, DType dtype) {
   return layout;
 }
 
+// Any other byte would be undefined behavior in a bool, and count as itself in a sum.
+void check_booleans(const Tensor& x) {
+  if (x.dtype() != boolean || x.numel() == 0) {
+    return;
+  }
+  auto impl = std::make_shared<detail::TensorImpl>(*x.handle());
+  impl->dtype = uint8;
+  Shape distinct = x.shape();
+  for (int axis = 0; axis < x.dim(); ++axis) {
+    distinct[axis] = x.strides()[axis] == 0 ? 1 : distinct[axis];
+  }
+  const std::vector<std::uint8_t> bytes =
+      to_vector<std::uint8_t>(as_strided(Tensor(std::move(impl)), distinct, x.strides(), 0));
+  const auto bad = std::find_if(bytes.begin(), bytes.end(), [](std::uint8_t byte) { return byte > 1; });
+  check(bad == bytes.end(), "{}: expected bools of 0 and 1, got {}; convert them by `!= 0` first", kImport,
+        bad == bytes.end() ? 0 : *bad);
+}
+
 template <class Managed>
 Tensor imported(Managed* managed) {
   const DLTensor& from = managed->dl_tensor;
@@ -158,6 +179,7 @@ Tensor imported(Managed* managed) {
   impl->storage = std::shared_ptr<Storage>(owner, &owner->storage);
   impl->dtype = dtype;
   const Tensor result = as_strided(Tensor(std::move(impl)), layout.shape, layout.strides, 0);
+  check_booleans(result);
   owner->managed = managed;  // nothing can throw any more
   return result;
 }

@@ -39,8 +39,8 @@ struct FromDlpackOptions {
 /// of this thread's stream, and the deleter may be called before the work on that stream is done.
 ///
 /// Throws an Error, and leaves the struct to the caller, for any version but 1, a dtype or device that mica does not
-/// support, negative sizes or strides, elements that are not aligned for their dtype, read-only memory, or sizes that
-/// do not fit in memory.
+/// support, negative sizes or strides, elements that are not aligned for their dtype, bools other than 0 and 1,
+/// read-only memory, or sizes that do not fit in memory. To check bools on a GPU, it waits for this thread's stream.
 Tensor from_dlpack(DLManagedTensorVersioned* managed, FromDlpackOptions options = {});
 Tensor from_dlpack(DLManagedTensor* managed);
 

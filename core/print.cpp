@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <ostream>
+#include <type_traits>
 
 #include <mica/core/creation.h>
 #include <mica/core/tensor.h>
@@ -13,10 +14,11 @@ constexpr std::int64_t kEdgeItems = 3;     // shown at either end of a long axis
 constexpr std::int64_t kFullNumel = 1000;  // tensors up to this size are printed completely
 
 /// The number format shared by all elements of a tensor.
+template <class V>
 class Format {
  public:
-  Format(const std::vector<double>& values, DType dtype) : dtype_(dtype) {
-    if (is_floating(dtype)) {
+  Format(const std::vector<V>& values, DType dtype) : dtype_(dtype) {
+    if constexpr (std::is_floating_point_v<V>) {
       double largest = 0;
       double smallest = INFINITY;
       bool whole = true;
@@ -29,22 +31,23 @@ class Format {
       }
       pattern_ = largest >= 1e6 || (smallest < 1e-4 && largest > 0) ? "{:.4e}" : whole ? "{:.0f}." : "{:.4f}";
     }
-    for (const double v : values) {
+    for (const V v : values) {
       width_ = std::max(width_, text(v).size());
     }
   }
 
-  std::string operator()(double value) const { return fmt::format("{:>{}}", text(value), width_); }
+  std::string operator()(V value) const { return fmt::format("{:>{}}", text(value), width_); }
 
  private:
-  std::string text(double value) const {
+  std::string text(V value) const {
     if (dtype_ == boolean) {
       return value != 0 ? "true" : "false";
     }
-    if (!is_floating(dtype_)) {
-      return fmt::format("{:.0f}", value);
+    if constexpr (std::is_floating_point_v<V>) {
+      return std::isfinite(value) ? fmt::format(fmt::runtime(pattern_), value) : fmt::format("{}", value);
+    } else {
+      return fmt::format("{}", value);
     }
-    return std::isfinite(value) ? fmt::format(fmt::runtime(pattern_), value) : fmt::format("{}", value);
   }
 
   DType dtype_;
@@ -65,9 +68,10 @@ std::vector<std::int64_t> shown(std::int64_t size, bool all) {
   return result;
 }
 
-void collect(const Tensor& x, bool all, std::vector<double>& values) {
+template <class V>
+void collect(const Tensor& x, bool all, std::vector<V>& values) {
   if (x.dim() == 0) {
-    values.push_back(x.item());
+    values.push_back(to_vector<V>(x)[0]);
     return;
   }
   for (const std::int64_t i : shown(x.shape()[0], all)) {
@@ -78,7 +82,8 @@ void collect(const Tensor& x, bool all, std::vector<double>& values) {
   }
 }
 
-void write(std::string& out, const Shape& shape, bool all, const Format& format, const double*& next, int depth) {
+template <class V>
+void write(std::string& out, const Shape& shape, bool all, const Format<V>& format, const V*& next, int depth) {
   if (depth == shape.size()) {
     out += format(*next++);
     return;
@@ -101,28 +106,32 @@ void write(std::string& out, const Shape& shape, bool all, const Format& format,
   out += "]";
 }
 
+/// V is double, or std::int64_t for integers and bools, some of which a double would round.
+template <class V>
+std::string elements(const Tensor& x) {
+  if (x.numel() == 0) {
+    return "[]";
+  }
+  const bool all = x.numel() <= kFullNumel;
+  std::vector<V> values;
+  if (all) {
+    values = to_vector<V>(x);
+  } else {
+    collect(x, all, values);
+  }
+  std::string out;
+  const V* next = values.data();
+  write(out, x.shape(), all, Format<V>(values, x.dtype()), next, 0);
+  return out;
+}
+
 }  // namespace
 
 std::string to_string(const Tensor& x) {
   if (!x.defined()) {
     return "tensor(undefined)";
   }
-  const bool all = x.numel() <= kFullNumel;
-  std::vector<double> values;
-  if (x.numel() > 0) {
-    if (all) {
-      values = to_vector<double>(x);
-    } else {
-      collect(x, all, values);
-    }
-  }
-  std::string out;
-  if (x.numel() == 0) {
-    out = "[]";
-  } else {
-    const double* next = values.data();
-    write(out, x.shape(), all, Format(values, x.dtype()), next, 0);
-  }
+  const std::string out = is_floating(x.dtype()) ? elements<double>(x) : elements<std::int64_t>(x);
   return fmt::format("{}\ntensor of {} {} on {}{}", out, x.dtype(), x.shape(), x.device(),
                      x.requires_grad() ? ", requires grad" : "");
 }

@@ -11,6 +11,7 @@
 
 #include <mica/core/check.h>
 #include <mica/io/pretrained_config.h>
+#include <mica/nn/detail/most_layers.h>
 
 namespace mica::io {
 
@@ -19,7 +20,7 @@ namespace {
 // Limits above the sizes of any model, so low that products of a few of them fit in 64 bits.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;
-constexpr std::int64_t kMostLayers = 4096;
+using nn::detail::kMostLayers;
 constexpr std::int64_t kMostHeads = 4096;
 constexpr std::int64_t kWidestHead = 512;  // the limit of mica::rotary
 constexpr std::int64_t kWidest = std::int64_t{1} << 20;

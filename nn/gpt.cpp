@@ -3,6 +3,7 @@
 
 #include <mica/core/progress.h>
 #include <mica/nn/checkpoint.h>
+#include <mica/nn/detail/most_layers.h>
 #include <mica/nn/gpt.h>
 #include <mica/nn/init.h>
 #include <mica/ops/attention/attention.h>
@@ -15,9 +16,9 @@ namespace mica::nn {
 namespace {
 
 const GPTConfig& checked(const GPTConfig& c) {
-  check(c.vocab >= 1 && c.context >= 1 && c.layers >= 0 && c.width >= 1,
-        "GPT: expected vocab, context and width of at least 1 and layers of at least 0, got {}, {}, {} and {}", c.vocab,
-        c.context, c.width, c.layers);
+  check(c.vocab >= 1 && c.context >= 1 && c.width >= 1 && c.layers >= 0 && c.layers <= detail::kMostLayers,
+        "GPT: expected vocab, context and width of at least 1 and 0 to {} layers, got {}, {}, {} and {}",
+        detail::kMostLayers, c.vocab, c.context, c.width, c.layers);
   check(c.heads >= 1 && c.width % c.heads == 0, "GPT: expected heads to divide width, got width {} and heads {}",
         c.width, c.heads);
   return c;

@@ -4,6 +4,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/nn/detail/most_layers.h>
 #include <mica/nn/key_value_cache.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
@@ -14,9 +15,10 @@
 namespace mica::nn {
 
 KeyValueCache::KeyValueCache(const Config& config) : config_(config) {
-  check(config.layers >= 0 && config.batch >= 1 && config.key_heads >= 1 && config.head_width >= 1,
-        "KeyValueCache: expected at least 0 layers, 1 sequence, 1 head and 1 column, got {}, {}, {} and {}",
-        config.layers, config.batch, config.key_heads, config.head_width);
+  check(config.layers >= 0 && config.layers <= detail::kMostLayers && config.batch >= 1 && config.key_heads >= 1 &&
+            config.head_width >= 1,
+        "KeyValueCache: expected 0 to {} layers and at least 1 sequence, 1 head and 1 column, got {}, {}, {} and {}",
+        detail::kMostLayers, config.layers, config.batch, config.key_heads, config.head_width);
   check(is_floating(config.dtype), "KeyValueCache: expected a floating dtype, got {}", config.dtype);
   check(config.window >= 0, "KeyValueCache: expected a window of at least 1, or 0 for none, got {}", config.window);
   keys_.resize(static_cast<std::size_t>(config.layers));

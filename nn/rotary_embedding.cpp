@@ -1,3 +1,6 @@
+#include <limits>
+
+#include <mica/core/creation.h>
 #include <mica/nn/rotary_embedding.h>
 #include <mica/ops/reduce/reduce.h>
 
@@ -21,7 +24,8 @@ Tensor RotaryEmbedding::operator()(const Tensor& x, std::int64_t offset) const {
 Tensor RotaryEmbedding::operator()(const Tensor& x, const Tensor& positions, std::int64_t length) const {
   const Scope scope(*this);
   if (length == 0 && depends_on_length(config.scaling) && positions.defined() && positions.numel() > 0) {
-    length = static_cast<std::int64_t>(amax(positions.to(int64)).item()) + 1;
+    const std::int64_t last = to_vector<std::int64_t>(amax(positions))[0];
+    length = last < std::numeric_limits<std::int64_t>::max() ? last + 1 : last;
   }
   return rotated(x, {.positions = positions}, length);
 }

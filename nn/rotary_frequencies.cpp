@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <mica/nn/rotary_embedding.h>
+#include <mica/ops/rotary/detail/rotary_kernels.h>
 
 namespace mica::nn {
 
@@ -12,7 +13,9 @@ namespace {
 constexpr double kPi = std::numbers::pi;
 
 void check_config(std::int64_t head_width, const RotaryConfig& c) {
-  check(head_width >= 2 && head_width % 2 == 0, "RotaryEmbedding: expected heads of even width, got {}", head_width);
+  constexpr std::int64_t kWidest = 2 * kernels::kMostRotaryPairs;
+  check(head_width >= 2 && head_width % 2 == 0 && head_width <= kWidest,
+        "RotaryEmbedding: expected heads of even width from 2 to {}, got {}", kWidest, head_width);
   // Written so that NaN fails.
   check(c.theta > 1 && std::isfinite(c.theta), "RotaryEmbedding: expected a finite theta above 1, got {}", c.theta);
   check(c.factor > 0 && std::isfinite(c.factor), "RotaryEmbedding: expected a finite factor above 0, got {}", c.factor);

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include <mica/core/creation.h>
+#include <mica/nn/detail/most_layers.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/bert.h>
 #include <mica/ops/attention/attention.h>
@@ -16,10 +17,11 @@ namespace {
 
 const BertConfig& checked(const BertConfig& c) {
   check(
-      c.vocab >= 1 && c.context >= 1 && c.types >= 1 && c.width >= 1 && c.hidden >= 1 && c.layers >= 0,
-      "Bert: expected vocab, context, types, width and hidden of at least 1 and layers of at least 0, got {}, {}, {}, "
-      "{}, {} and {}",
-      c.vocab, c.context, c.types, c.width, c.hidden, c.layers);
+      c.vocab >= 1 && c.context >= 1 && c.types >= 1 && c.width >= 1 && c.hidden >= 1 && c.layers >= 0 &&
+          c.layers <= detail::kMostLayers,
+      "Bert: expected vocab, context, types, width and hidden of at least 1 and 0 to {} layers, got {}, {}, {}, {}, {} "
+      "and {}",
+      detail::kMostLayers, c.vocab, c.context, c.types, c.width, c.hidden, c.layers);
   check(c.heads >= 1 && c.width % c.heads == 0, "Bert: expected heads to divide width, got width {} and heads {}",
         c.width, c.heads);
   return c;

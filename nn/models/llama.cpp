@@ -4,6 +4,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/progress.h>
 #include <mica/nn/checkpoint.h>
+#include <mica/nn/detail/most_layers.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/llama.h>
 #include <mica/ops/attention/attention.h>
@@ -19,9 +20,9 @@ namespace {
 std::int64_t head_width_of(const LlamaConfig& c) { return c.head_width > 0 ? c.head_width : c.width / c.heads; }
 
 const LlamaConfig& checked(const LlamaConfig& c) {
-  check(c.vocab >= 1 && c.layers >= 0 && c.width >= 1 && c.hidden >= 1,
-        "Llama: expected vocab, width and hidden of at least 1 and layers of at least 0, got {}, {}, {} and {}",
-        c.vocab, c.width, c.hidden, c.layers);
+  check(c.vocab >= 1 && c.width >= 1 && c.hidden >= 1 && c.layers >= 0 && c.layers <= detail::kMostLayers,
+        "Llama: expected vocab, width and hidden of at least 1 and 0 to {} layers, got {}, {}, {} and {}",
+        detail::kMostLayers, c.vocab, c.width, c.hidden, c.layers);
   check(c.heads >= 1 && c.key_heads >= 1 && c.heads % c.key_heads == 0,
         "Llama: expected key_heads to divide heads, got {} and {}", c.key_heads, c.heads);
   check(c.head_width > 0 || (c.head_width == 0 && c.width % c.heads == 0),

@@ -144,10 +144,12 @@ class Llama : public Module {
   /// Tokens (B, T), int64 or int32, to logits (B, T, vocab).
   Tensor operator()(const Tensor& tokens) const;
   /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
-  /// In training mode, forward overwrites the logits with their gradient (in_place), except in
-  /// float16, where it would underflow. With `packed`, documents do not attend to each other, and each
-  /// has its own positions. The longest document determines dynamic and longrope scaling
-  /// (RotaryEmbedding).
+  /// If a gradient is needed, forward overwrites the logits with their gradient (in_place), except in float16, where it
+  /// would underflow. Backward then runs only once, and there is no second derivative: for these, call
+  /// cross_entropy(model(tokens), targets).
+  ///
+  /// With `packed`, documents do not attend to each other, and each has its own positions. The
+  /// longest document determines dynamic and longrope scaling (RotaryEmbedding).
   Tensor loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed = {}) const;
   /// The logits for the token after the last one only: (B, vocab).
   Tensor next_token_logits(const Tensor& tokens) const;

@@ -184,6 +184,10 @@ struct CrossEntropy {
   }
 };
 
+// What an error of in_place ends with, also for callers that have not chosen it themselves.
+constexpr const char* kTurnOff =
+    "turn it off, or instead of a model's loss() call cross_entropy(model(tokens), targets)";
+
 // The backward of CrossEntropyInPlace. The gradient is already in the memory of the logits; multiplies it by dloss.
 struct InPlaceGradient {
   static constexpr bool composed = true;
@@ -194,7 +198,7 @@ struct InPlaceGradient {
     return gradient.detach();
   }
   Tensors backward(autograd::Context&, const Tensor&) const {
-    fail("cross_entropy: with in_place there is no second derivative, since the logits are overwritten; turn it off");
+    fail("cross_entropy: with in_place there is no second derivative, since the logits are overwritten; {}", kTurnOff);
   }
 };
 
@@ -231,7 +235,8 @@ struct CrossEntropyInPlace {
           "cross_entropy: its logits were used after in_place overwrote them with their gradient, and cannot be "
           "differentiated there; use them before, or turn it off");
     check(!spent,
-          "cross_entropy: with in_place, backward can run only once, since the logits' memory holds the gradient");
+          "cross_entropy: with in_place, backward can run only once, since the logits' memory holds the gradient; {}",
+          kTurnOff);
     spent = true;
     const auto [gradient] = ctx.saved<1>();
     return {autograd::apply(InPlaceGradient{}, dloss, gradient), Tensor{}, Tensor{}};

@@ -240,14 +240,16 @@ struct FusedGradient {
     } else {
       if (!by_a && by == kernels::Argument::b) {  // aᵇ ln² a
         const Tensor base = a.defined() ? a : full({}, number, t.dtype(), t.device());
-        const Tensor log_a = where(gt(base, 0), log(base), 0);  // 0 where a = 0, like the first derivative
+        // 0 where the first derivative is
+        const Tensor log_a = log(where(logical_and(eq(base, 0), ge(b, 0)), 1, base));
         return detail::unbroadcast(autograd::apply(FusedGradient{by, number}, t * log_a, a, b), of.shape());
       }
       // The remaining derivatives: b aᵇ⁻¹ by a, b aᵇ⁻¹ by b, and aᵇ ln a by a, which equals the second. The first is b
       // times the derivative of aᵇ⁻¹ by a, the others are b times its derivative by b, plus aᵇ⁻¹.
       const kernels::Argument other = by_a && by == kernels::Argument::a ? by : kernels::Argument::b;
       // Both are tensors here: a numeric base was handled above, and a numeric exponent is a function of one argument.
-      const Tensor lower = b - 1;
+      // Where b is 0, aᵇ is constant, and any other exponent gives b · … = 0, while 0 · a⁻² would be NaN for a = 0.
+      const Tensor lower = other == kernels::Argument::a ? where(eq(b, 0), 1, b - 1) : b - 1;
       Tensor result = autograd::apply(FusedGradient{other, number}, t * b, a, lower);
       if (other == kernels::Argument::b) {
         result = result + t * pow(a, lower);

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include <mica/autograd/function.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
@@ -11,13 +13,17 @@ namespace mica {
 
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // times_curvature(f, t, v) is t · d(f.derivative(v))/dv, for second derivatives, by recorded ops.
+// Where a factor grows as the other vanishes, x is limited to where their product is not negligible, so that it is
+// never 0 · ∞, in float16 neither.
 
 Tensor times_curvature(functions::Exp, const Tensor& t, const Tensor&) { return t; }
-Tensor times_curvature(functions::Log, const Tensor& t, const Tensor& x) { return neg(t / (x * x)); }
+Tensor times_curvature(functions::Log, const Tensor& t, const Tensor& x) { return neg(t / x / x); }
 Tensor times_curvature(functions::Log1p, const Tensor& t, const Tensor& x) {
   const Tensor z = x + 1;
-  return neg(t / (z * z));
+  return neg(t / z / z);
 }
 Tensor times_curvature(functions::Expm1, const Tensor& t, const Tensor&) { return t; }
 Tensor times_curvature(functions::Sin, const Tensor& t, const Tensor& x) { return neg(t * sin(x)); }
@@ -30,7 +36,8 @@ Tensor times_curvature(functions::PowScalar f, const Tensor& t, const Tensor& x)
   return factor == 0 ? zeros_like(x) : t * (pow(x, f.exponent - 2) * factor);
 }
 Tensor times_curvature(functions::Tanh, const Tensor& t, const Tensor& y) { return t * (y * -2); }
-Tensor times_curvature(functions::Erf, const Tensor& t, const Tensor& x) {
+Tensor times_curvature(functions::Erf, const Tensor& t, const Tensor& any) {
+  const Tensor x = clamp(any, -40, 40);
   return t * (x * exp(neg(x * x)) * -2.2567583341910251);  // −4 / √π
 }
 Tensor times_curvature(functions::Sigmoid, const Tensor& t, const Tensor& y) { return t * (1 - y * 2); }
@@ -40,22 +47,26 @@ Tensor times_curvature(functions::Softplus f, const Tensor& t, const Tensor& x) 
   return where(gt(scaled, f.threshold), 0, t * (s * (1 - s)) * f.beta);
 }
 Tensor times_curvature(functions::Elu f, const Tensor& t, const Tensor& x) {
-  return where(gt(x, 0), 0, t * exp(x) * f.alpha);
+  return where(gt(x, 0), 0, t * exp(clamp(x, -kInfinity, 0)) * f.alpha);
 }
-Tensor times_curvature(functions::Silu, const Tensor& t, const Tensor& x) {
+Tensor times_curvature(functions::Silu, const Tensor& t, const Tensor& any) {
+  const Tensor x = clamp(any, -800, 800);
   const Tensor s = sigmoid(x);
   return t * (s * (1 - s) * (x * (1 - s * 2) + 2));
 }
-Tensor times_curvature(functions::Gelu, const Tensor& t, const Tensor& x) {
+Tensor times_curvature(functions::Gelu, const Tensor& t, const Tensor& any) {
+  const Tensor x = clamp(any, -40, 40);
   const Tensor square = x * x;
   return t * (exp(square * -0.5) * (2 - square) * 0.39894228040143268);  // 1 / √(2π)
 }
 // x · sigmoid(z), z = a x + b x³: the derivative is s + x s (1 − s) z′.
-Tensor times_curvature(functions::GeluTanh f, const Tensor& t, const Tensor& x) {
+Tensor times_curvature(functions::GeluTanh f, const Tensor& t, const Tensor& any) {
+  const Tensor x = clamp(any, -25, 25);
   const Tensor square = x * x;
   const Tensor s = sigmoid(x * (square * f.b + f.a));
   const Tensor slope = square * (3 * f.b) + f.a;
-  return t * (s * (1 - s) * (slope * 2 + x * ((1 - s * 2) * (slope * slope) + x * (6 * f.b))));
+  const Tensor ds = s * (1 - s);
+  return t * (ds * slope * (x * slope * (1 - s * 2) + 2) + ds * square * (6 * f.b));
 }
 Tensor times_curvature(functions::Relu, const Tensor&, const Tensor& y) { return zeros_like(y); }
 Tensor times_curvature(functions::LeakyRelu, const Tensor&, const Tensor& x) { return zeros_like(x); }

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include <mica/autograd/autocast.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
@@ -41,6 +43,12 @@ Tensor reduced(const char* op, const Tensor& losses, Reduction reduction, const 
   return autograd::autocast_widens(x) ? result : result.to(x.dtype());
 }
 
+// weight · loss for losses of at least 0. A weight of 0 makes an infinite loss 0, too.
+Tensor weighted(const Tensor& weight, const Tensor& losses) {
+  const Tensor absent = logical_and(eq(weight, 0), eq(losses, std::numeric_limits<double>::infinity()));
+  return weight * where(absent, 0, losses);
+}
+
 // Converts 16-bit floats to float32, since their differences would lose too many digits.
 Tensor wide(const Tensor& x) { return x.defined() && size_of(x.dtype()) == 2 ? x.to(float32) : x; }
 
@@ -63,7 +71,9 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, Reduction
   const Tensor a = wide(x), b = wide(target);
   check(delta > 0, "huber_loss: expected delta > 0, got {}", delta);
   const Tensor d = abs(a - b);
-  return reduced("huber_loss", where(le(d, delta), pow(d, 2) * 0.5, (d - 0.5 * delta) * delta), reduction, x);
+  const Tensor near = le(d, delta);
+  // The square would overflow for large d, and its derivative would become 0 · ∞.
+  return reduced("huber_loss", where(near, pow(where(near, d, 0), 2) * 0.5, (d - 0.5 * delta) * delta), reduction, x);
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOptions& options) {
@@ -71,17 +81,12 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOpt
   check_weight("bce_with_logits", "weight", options.weight, logits);
   check_weight("bce_with_logits", "pos_weight", options.pos_weight, logits);
   const Tensor x = wide(logits), t = wide(targets);
-  // -log sigmoid(x) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x) = x + softplus(-x). Beyond 40, softplus(x) is
-  // x in float64, too.
-  Tensor losses;
-  if (options.pos_weight.defined()) {
-    const Tensor p = wide(options.pos_weight);
-    losses = t * p * softplus(-x, 1, 40) + (1 - t) * softplus(x, 1, 40);
-  } else {
-    losses = softplus(x, 1, 40) - x * t;
-  }
+  // −log sigmoid(x) = softplus(−x) and −log(1 − sigmoid(x)) = softplus(x). Both terms are at least 0, so that their sum
+  // keeps its digits in the tails, where softplus(x) − t x would not. Beyond 40, softplus(x) is x in float64, too.
+  const Tensor positive = options.pos_weight.defined() ? t * wide(options.pos_weight) : t;
+  Tensor losses = weighted(positive, softplus(-x, 1, 40)) + weighted(1 - t, softplus(x, 1, 40));
   if (options.weight.defined()) {
-    losses = losses * wide(options.weight);
+    losses = weighted(wide(options.weight), losses);
   }
   return reduced("bce_with_logits", losses, options.reduction, logits);
 }
@@ -89,13 +94,13 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOpt
 Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target, Reduction reduction) {
   check_pair("kl_div", x, target);
   const Tensor a = wide(x), t = wide(target);
+  // Where t = 0, its logarithm and x may be infinite.
   if (log_target) {
-    return reduced("kl_div", exp(t) * (t - a), reduction, x);
+    const Tensor none = eq(t, -std::numeric_limits<double>::infinity());
+    return reduced("kl_div", exp(t) * (where(none, 0, t) - where(none, 0, a)), reduction, x);
   }
-  // t log t is 0 for t = 0, where log t is infinite.
-  const Tensor some = gt(t, 0);
-  const Tensor entropy = t * log(where(some, t, 1));
-  return reduced("kl_div", entropy - t * a, reduction, x);
+  const Tensor none = eq(t, 0);
+  return reduced("kl_div", t * (log(where(none, 1, t)) - where(none, 0, a)), reduction, x);
 }
 
 Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& options) {

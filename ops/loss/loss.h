@@ -32,10 +32,13 @@ struct BceOptions {
 /// The binary cross entropy between targets t in [0, 1] and sigmoid(x), where x are the logits, without overflow:
 ///
 ///     loss = −weight · (pos_weight · t · log sigmoid(x) + (1 − t) · log(1 − sigmoid(x)))
+///
+/// A term whose weight, t or 1 − t is 0 is 0, even if x is infinite.
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOptions& options = {});
 
-/// The elements of the Kullback-Leibler divergence: t · (log t − x), and 0 where t = 0. x are log-probabilities, such
-/// as log_softmax() computes; `target` has probabilities t or, if `log_target` is true, their logarithms.
+/// The elements of the Kullback-Leibler divergence: t · (log t − x), and 0 where t = 0, even if x = −∞. x are
+/// log-probabilities, such as log_softmax() computes; `target` has probabilities t or, if `log_target` is true, their
+/// logarithms.
 ///
 /// The divergence of one distribution from another is the sum over their axis. Reduction::mean divides by the number of
 /// all elements instead, as in PyTorch.

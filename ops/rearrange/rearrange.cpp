@@ -83,9 +83,9 @@ Tensor one_hot(const Tensor& indices, std::int64_t classes, DType dtype) {
   check(classes >= 1, "one_hot: expected at least one class, got {}", classes);
   check(classes <= kMostClasses, "one_hot: expected at most {} classes, got {}", kMostClasses, classes);
   if (indices.device().is_cpu() && indices.numel() > 0) {
-    const double least = min(indices).item();
-    const double most = max(indices).item();
-    check(least >= 0 && most < static_cast<double>(classes), "one_hot: expected indices in [0, {}), got {}", classes,
+    const std::int64_t least = to_vector<std::int64_t>(min(indices))[0];
+    const std::int64_t most = to_vector<std::int64_t>(max(indices))[0];
+    check(least >= 0 && most < classes, "one_hot: expected indices in [0, {}), got {}", classes,
           least < 0 ? least : most);
   }
   const Tensor wide = indices.to(int64);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
@@ -327,18 +328,18 @@ Tensor var(const Tensor& x, const Dims& axes, double correction, bool keepdim) {
 
 namespace {
 
-/// xᵖ for p < 1, with derivative 0 where x is 0.
-Tensor root(const Tensor& x, double p) {
+/// xᵖ for p ≠ 0, with derivative 0 where x is 0.
+Tensor power(const Tensor& x, double p) {
   const Tensor zero = eq(x, 0);
   const Tensor others = where(zero, 1, x);
-  return where(zero, 0, p == 0.5 ? sqrt(others) : pow(others, p));
+  return where(zero, p < 0 ? std::numeric_limits<double>::infinity() : 0, p == 0.5 ? sqrt(others) : pow(others, p));
 }
 
 }  // namespace
 
 Tensor stddev(const Tensor& x, const Dims& axes, double correction, bool keepdim) {
   check_floating(x, "stddev");
-  return root(var(x, axes, correction, keepdim), 0.5);
+  return power(var(x, axes, correction, keepdim), 0.5);
 }
 
 Tensor vector_norm(const Tensor& x, const Dims& axes, double p, bool keepdim) {
@@ -351,7 +352,7 @@ Tensor vector_norm(const Tensor& x, const Dims& axes, double p, bool keepdim) {
     return sum(where(eq(x, 0), 0, pow(x, 0)), axes, keepdim);
   }
   if (p == 2) {
-    return root(sum(pow(x, 2), axes, keepdim), 0.5);
+    return power(sum(pow(x, 2), axes, keepdim), 0.5);
   }
   const Tensor sizes = abs(x);
   if (std::isinf(p)) {
@@ -360,7 +361,7 @@ Tensor vector_norm(const Tensor& x, const Dims& axes, double p, bool keepdim) {
   if (p == 1) {
     return sum(sizes, axes, keepdim);
   }
-  return root(sum(pow(sizes, p), axes, keepdim), 1 / p);
+  return power(sum(power(sizes, p), axes, keepdim), 1 / p);
 }
 
 Tensor logsumexp(const Tensor& x, const Dims& axes, bool keepdim) {

@@ -29,8 +29,8 @@ Tensor var(const Tensor& x, const Dims& axes = {}, double correction = 1, bool k
 Tensor stddev(const Tensor& x, const Dims& axes = {}, double correction = 1, bool keepdim = false);
 
 /// The norm (Σ |x|ᵖ)^(1/p) over the axes, for floating x; by default the Euclidean norm. For p = ∞ it is the largest
-/// |x|, for p = −∞ the smallest, for p = 0 the number of nonzero elements. Where the norm is 0, its derivative is 0.
-/// 16-bit floats are computed in float32. Throws if p is NaN.
+/// |x|, for p = −∞ the smallest, for p = 0 the number of nonzero elements. Where the norm or an element is 0, the
+/// derivative is 0. 16-bit floats are computed in float32. Throws if p is NaN.
 Tensor vector_norm(const Tensor& x, const Dims& axes = {}, double p = 2, bool keepdim = false);
 
 /// log Σ exp(x) over the axes, for floating x, without overflow. It is −inf if all elements are −inf or there are none.

@@ -1,3 +1,5 @@
+#include <memory>
+#include <string>
 #include <thread>
 
 #include "tests/support.h"
@@ -6,6 +8,8 @@
 #include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/autograd/missing_gradients.h>
+#include <mica/autograd/module_name.h>
+#include <mica/autograd/node.h>
 #include <mica/core/rng.h>
 #include <mica/nn/transformer.h>
 #include <mica/ops/dropout/dropout.h>
@@ -51,6 +55,33 @@ void expect_same_bits(const Loss& loss_with, const Tensors& leaves) {
     }
   }
   EXPECT_EQ(results[0], results[1]);
+}
+
+// Recomputed ops belong to the module that called checkpoint(), wherever backward is called.
+TEST(Checkpoint, RecomputedOpsKeepTheirModule) {
+  const auto module = std::make_shared<autograd::ModuleName>();
+  module->name = "block";
+  const auto other = std::make_shared<autograd::ModuleName>();
+  std::vector<std::shared_ptr<autograd::ModuleName>> seen;
+  const auto f = [&](const Tensor& x) {
+    const Tensor y = exp(x);
+    seen.push_back(y.grad_fn() == nullptr ? nullptr : y.grad_fn()->module);
+    return y;
+  };
+  const Tensor x = ones({2}).requires_grad_();
+  Tensor y;
+  {
+    const autograd::CurrentModule guard(module);
+    y = checkpoint(f, x);
+  }
+  {
+    const autograd::CurrentModule guard(other);
+    sum(y).backward();
+    EXPECT_EQ(autograd::current_module(), other);
+  }
+  ASSERT_EQ(seen.size(), 2U);
+  EXPECT_EQ(seen[1], module);
+  EXPECT_EQ(y.grad_fn()->module, module);
 }
 
 TEST(Checkpoint, SameBitsForABlockWithDropout) {

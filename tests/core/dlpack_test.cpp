@@ -153,6 +153,23 @@ TEST(Dlpack, RefusedStructsStayWithTheCaller) {
   refused([](Foreign& f) { f.shape = {kHuge, 3}; }, "shape");
   refused([](Foreign& f) { f.managed.dl_tensor.byte_offset = 2; }, "aligned to the 4 bytes of float32");
   refused([](Foreign& f) { f.managed.dl_tensor.data = nullptr; }, "got null");
+  // A bool is 0 or 1, also behind a stride; bytes between the elements do not matter.
+  for (const std::uint8_t value : {1, 2, 255}) {
+    std::array<std::uint8_t, 12> bytes{1, 0, 0, 77, 0, 1, value, 77};
+    const auto change = [&](Foreign& f) {
+      f.managed.dl_tensor.data = bytes.data();
+      f.managed.dl_tensor.dtype = {dlpack::kBool, 8, 1};
+    };
+    if (value > 1) {
+      refused(change, fmt::format("expected bools of 0 and 1, got {}", value).c_str());
+    }
+    Foreign foreign;
+    change(foreign);
+    foreign.shape = {std::int64_t{1} << 50, value > 1 ? 2 : 3};
+    foreign.strides = {0, 1};
+    EXPECT_EQ(to_vector<double>(select(from_dlpack(&foreign.managed), 0, 5)),
+              value > 1 ? (std::vector<double>{1, 0}) : (std::vector<double>{1, 0, 0}));
+  }
   expect_error([] { from_dlpack(static_cast<DLManagedTensor*>(nullptr)); }, "null pointer");
   expect_error([] { from_dlpack(static_cast<DLManagedTensorVersioned*>(nullptr)); }, "null pointer");
 

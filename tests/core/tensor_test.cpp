@@ -250,6 +250,15 @@ TEST(Tensor, Printing) {
             "[ 0.5000, -1.0000]\ntensor of float64 [2] on cpu, requires grad");
   EXPECT_EQ(to_string(from_data<std::int64_t>({-1, 10})), "[-1, 10]\ntensor of int64 [2] on cpu");
   EXPECT_EQ(to_string(ones({1}, boolean)), "[true]\ntensor of bool [1] on cpu");
+  constexpr std::int64_t kOdd = (std::int64_t{1} << 53) + 1;  // a double would round it
+  EXPECT_EQ(to_string(from_data<std::int64_t>({kOdd, INT64_MAX, INT64_MIN})),
+            "[    9007199254740993,  9223372036854775807, -9223372036854775808]\ntensor of int64 [3] on cpu");
+  EXPECT_EQ(to_string(full({1, 1001}, kOdd - 1, int64)).find("9007199254740992"), 2U);
+  EXPECT_EQ(from_data<std::int64_t>({kOdd - 1}).item(), 0x1p53);
+  EXPECT_EQ(from_data<std::int64_t>({INT64_MIN}).item(), -0x1p63);
+  for (const std::int64_t value : {kOdd, -kOdd, INT64_MAX}) {
+    expect_error([&] { from_data<std::int64_t>({value}).item(); }, fmt::format("got {}; read it by to_vector", value));
+  }
   EXPECT_EQ(to_string(full({}, NAN)), "nan\ntensor of float32 [] on cpu");
   EXPECT_EQ(to_string(zeros({0, 2})), "[]\ntensor of float32 [0, 2] on cpu");
   EXPECT_EQ(to_string(Tensor{}), "tensor(undefined)");

@@ -79,6 +79,9 @@ TEST(Bert, Errors) {
   config.types = 0;
   expect_error([&] { nn::Bert{config}; }, "Bert: expected vocab, context, types");
   config = kTiny;
+  config.layers = INT64_MAX;
+  expect_error([&] { nn::Bert{config}; }, "0 to 4096 layers");
+  config = kTiny;
   config.pooler = false;
   const nn::Bert bert{config};
   const Tensor tokens = zeros({2, 3}, int64);

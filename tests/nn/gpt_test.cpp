@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 
+#include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/philox.h>
 #include <mica/core/rng.h>
@@ -12,6 +13,8 @@
 #include <mica/nn/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 
@@ -110,6 +113,20 @@ TEST(GPT, LossIsTheCrossEntropyOfItsLogits) {
   }
 }
 
+// loss() has no second derivative, and its error says what has.
+TEST(GPT, SecondDerivativeOfTheLoss) {
+  manual_seed(7);
+  const nn::GPT gpt{kTiny};
+  const Tensor tokens = randint(0, 7, {1, 6}), targets = randint(0, 7, {1, 6});
+  const auto second = [&](const Tensor& loss) {
+    const Tensor& bias = gpt.ln_f.bias;
+    const Tensor slope = autograd::grad({loss}, {bias}, {}, {.create_graph = true})[0];
+    return autograd::grad({sum(slope * slope)}, {bias})[0];
+  };
+  expect_error([&] { second(gpt.loss(tokens, targets)); }, "call cross_entropy(model(tokens), targets)");
+  EXPECT_GT(amax(abs(second(cross_entropy(gpt(tokens), targets)))).item(), 0);
+}
+
 // Documents packed into one row have the same loss and gradients as each document alone.
 TEST(GPT, PackedDocumentsDoNotSeeEachOther) {
   for (const Device device : test_devices()) {
@@ -198,6 +215,8 @@ TEST(GPT, Errors) {
   expect_error([] { nn::GPT({.vocab = 5, .context = 4, .layers = 1, .heads = 3, .width = 4}); },
                "GPT: expected heads to divide width, got width 4 and heads 3");
   expect_error([] { nn::GPT({.vocab = 0}); }, "GPT: expected vocab");
+  expect_error([] { nn::GPT({.vocab = 1, .context = 1, .layers = INT64_MAX, .heads = 1, .width = 1}); },
+               "1 and 0 to 4096 layers, got 1, 1, 1 and 9223372036854775807");
   const nn::GPT gpt{kTiny};
   expect_error([&] { gpt(zeros({6}, int64)); }, "GPT: expected tokens of shape (B, T), got [6]");
   expect_error([&] { gpt(zeros({1, 7}, int64)); }, "GPT: expected at most 6 tokens, the context, got 7");

@@ -192,7 +192,9 @@ TEST(KeyValueCache, Errors) {
   expect_error([&] { gpt(zeros({2, 3}, int64), cache); }, "at most 20 tokens, the context, got 21");
   expect_error([&] { cache.set_padding({0, 0}); }, "an empty cache to set the padding, got one of 18 positions");
   EXPECT_EQ(cache.length(), 18);
-  expect_error([] { nn::KeyValueCache({.batch = 0}); }, "KeyValueCache: expected at least 0 layers, 1 sequence");
+  expect_error([] { nn::KeyValueCache({.batch = 0}); },
+               "KeyValueCache: expected 0 to 4096 layers and at least 1 sequence");
+  expect_error([] { nn::KeyValueCache({.layers = INT64_MAX}); }, "KeyValueCache: expected 0 to 4096 layers");
   expect_error([] { nn::KeyValueCache({.dtype = int64}); }, "KeyValueCache: expected a floating dtype, got int64");
   const nn::MultiheadAttention both_ways(8, {.heads = 2, .causal = false});
   expect_error([&] { both_ways.branch(ones({2, 1, 8}), {&cache, 0}); }, "a cache is for causal attention");

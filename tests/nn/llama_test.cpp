@@ -148,10 +148,11 @@ TEST(Llama, Errors) {
     return nn::Llama{config};
   };
   expect_error([&] { with([](auto& c) { c.vocab = 0; }); }, "Llama: expected vocab, width and hidden of at least 1");
+  expect_error([&] { with([](auto& c) { c.layers = INT64_MAX; }); }, "0 to 4096 layers");
   expect_error([&] { with([](auto& c) { c.key_heads = 3; }); }, "expected key_heads to divide heads, got 3 and 4");
   expect_error([&] { with([](auto& c) { c.width = 10; }); },
                "heads to divide width, got head_width 0, heads 4 and width 10");
-  expect_error([&] { with([](auto& c) { c.head_width = 3; }); }, "expected heads of even width, got 3");
+  expect_error([&] { with([](auto& c) { c.head_width = 3; }); }, "expected heads of even width from 2 to 512, got 3");
   expect_error([&] { with([](auto& c) { c.rotated_layers = {true}; }); },
                "expected rotated_layers to be empty or to have 2 elements, got 1");
   const nn::Llama llama{tiny()};

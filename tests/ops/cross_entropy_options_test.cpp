@@ -544,8 +544,10 @@ TEST(CrossEntropyInPlace, Errors) {
   {
     const Tensor loss = cross_entropy(clone(leaf), labels, in_place);
     const Tensor dx = autograd::grad({loss}, {leaf}, {}, {.create_graph = true})[0];
-    expect_error([&] { autograd::grad({sum(dx * dx)}, {leaf}); },
-                 "cross_entropy: with in_place there is no second derivative");
+    expect_error(
+        [&] { autograd::grad({sum(dx * dx)}, {leaf}); },
+        "cross_entropy: with in_place there is no second derivative, since the logits are overwritten; turn it "
+        "off, or instead of a model's loss() call cross_entropy(model(tokens), targets)");
   }
   // A label that is out of range throws before anything is written.
   {

@@ -3,8 +3,11 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "tests/support.h"
+#include <mica/autograd/grad.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
@@ -14,6 +17,9 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -228,6 +234,68 @@ TEST(Elementwise, KinksAndSpecialValues) {
       expect(minimum(special, full_like(special, 1)), {kNaN, 1, -kInfinity, 0});
       expect(maximum(full_like(special, 1), special), {kNaN, kInfinity, 1, 1});
     }
+  }
+}
+
+// Derivatives that are a product of 0 and infinity.
+TEST(Elementwise, GradientsWithoutZeroTimesInfinity) {
+  using Values = std::vector<double>;
+  for (const Device device : test_devices()) {
+    // Where a function is constant, its gradient is 0, whatever comes after it.
+    const std::vector<std::pair<const char*, std::function<Tensor(const Tensor&)>>> constant{
+        {"relu", [](const Tensor& x) { return relu(x); }},
+        {"leaky_relu", [](const Tensor& x) { return leaky_relu(x, 0); }},
+        {"clamp", [](const Tensor& x) { return clamp(x, 0, 5); }},
+        {"floor", [](const Tensor& x) { return floor(x) + 1; }},
+        {"ceil", [](const Tensor& x) { return ceil(x); }},
+        {"round", [](const Tensor& x) { return round(x); }},
+        {"maximum", [](const Tensor& x) { return maximum(x, zeros_like(x)); }},
+        {"minimum", [](const Tensor& x) { return -minimum(-x, 0); }},
+        {"abs", [](const Tensor& x) { return abs(x * 0); }},
+        {"linear",
+         [](const Tensor& x) {
+           return squeeze(linear(unsqueeze(x, 1), ones({1, 1}, x.dtype(), x.device()), {}, Activation::relu), 1);
+         }},
+    };
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      for (const auto& [name, f] : constant) {
+        const Tensor x = full({3}, -0.25, dtype, device).requires_grad_();
+        const Tensor y = sqrt(f(x));
+        expect_close(y, Values{0, 0, 0}, 0, 0, name);
+        y.backward(ones_like(y));
+        expect_close(x.grad(), Values{0, 0, 0}, 0, 0, name);
+      }
+      const auto second = [&](const std::function<Tensor(const Tensor&)>& f, std::initializer_list<double> values) {
+        const Tensor x = from_data(values).to(device, dtype).requires_grad_();
+        const Tensor dx = autograd::grad({f(x)}, {x}, {ones_like(x)}, {.create_graph = true})[0];
+        return to_vector<double>(autograd::grad({sum(where(isfinite(dx), dx, 0))}, {x})[0]);
+      };
+      const Values none(4, 0.0);
+      const double large = dtype == float16 ? 6e4 : 1e30;
+      EXPECT_EQ(second([](const Tensor& x) { return erf(x); }, {large, -large, kInfinity, -kInfinity}), none);
+      EXPECT_EQ(second([](const Tensor& x) { return gelu(x); }, {large, -large, 300, -300}), none);
+      EXPECT_EQ(second([](const Tensor& x) { return gelu(x, GeluApproximation::tanh); }, {6e4, -6e4, 300, -300}), none);
+      EXPECT_EQ(second([](const Tensor& x) { return silu(x); }, {large, -large, 300, 6e4}), none);
+      EXPECT_EQ(second([](const Tensor& x) { return elu(x); }, {6e4, 300, -6e4, -kInfinity}), none);
+    }
+    // The derivative of elu's second derivative where exp(x) overflows.
+    const Tensor x = full({1}, 1000, float64, device).requires_grad_();
+    const Tensor dx = autograd::grad({elu(x)}, {x}, {ones_like(x)}, {.create_graph = true})[0];
+    const Tensor ddx = autograd::grad({dx}, {x}, {ones_like(x)}, {.create_graph = true})[0];
+    expect_close(autograd::grad({ddx}, {x}, {ones_like(x)})[0], Values{0}, 0, 0);
+    // log″ where x² underflows
+    const Tensor tiny = full({1}, 1e-30, float32, device).requires_grad_();
+    const Tensor slope = autograd::grad({log(tiny)}, {tiny}, {ones_like(tiny)}, {.create_graph = true})[0];
+    expect_close(autograd::grad({slope}, {tiny}, {zeros_like(tiny)})[0], Values{0}, 0, 0);
+    // a⁰ = 1 for all a, and d²(0ᵇ)/db² is 0 for b > 0 and infinite for b < 0.
+    const Tensor a = zeros({3}, float64, device).requires_grad_();
+    const Tensor b = from_data({0.0, 2.0, -1.0}, device).requires_grad_();
+    const auto twice = [&](const Tensor& by) {
+      const Tensor d = autograd::grad({pow(a, b)}, {by}, {ones_like(a)}, {.create_graph = true})[0];
+      return to_vector<double>(autograd::grad({d}, {by}, {ones_like(a)})[0]);
+    };
+    EXPECT_EQ(twice(a), (Values{0, 2, kInfinity}));
+    EXPECT_EQ(twice(b), (Values{0, 0, kInfinity}));
   }
 }
 

@@ -1,14 +1,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/creation.h>
+#include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
+#include <mica/ops/embedding/embedding.h>
 #include <mica/ops/index/index.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
@@ -87,6 +90,38 @@ TEST(ScatterAdd, AllDtypes) {
   }
 }
 
+// src is longer than the index along any axes: its other elements are not used, and get no gradient.
+TEST(ScatterAdd, LongerSource) {
+  manual_seed(9);
+  for (const Device device : test_devices()) {
+    for (const Shape& size : {Shape{3, 4, 3}, Shape{2, 4, 2}, Shape{2, 6, 2}, Shape{2, 4, 5}, Shape{4, 5, 3}}) {
+      for (int axis = 0; axis < 3; ++axis) {
+        SCOPED_TRACE(fmt::format("src {}, axis {}", size, axis));
+        const Shape shape{2, 4, 2};
+        const Tensor index = randint(0, 2, shape);
+        const Tensor x = full({2, 4, 2}, 10, float64, device).requires_grad_();
+        const Tensor src =
+            reshape(arange(1, static_cast<double>(numel_of(size)) + 1, 1, float64), size).to(device).requires_grad_();
+        const std::vector<std::int64_t> at = to_vector<std::int64_t>(index);
+        const Values from = to_vector<double>(src);
+        Values expected(16, 10), used(from.size());
+        for (std::int64_t i = 0; i < 16; ++i) {
+          std::array<std::int64_t, 3> place{i / 8, i / 2 % 4, i % 2};
+          const auto source = static_cast<std::size_t>((place[0] * size[1] + place[1]) * size[2] + place[2]);
+          place[axis] = at[static_cast<std::size_t>(i)];
+          expected[static_cast<std::size_t>((place[0] * 4 + place[1]) * 2 + place[2])] += from[source];
+          used[source] = 1;
+        }
+        const Tensor y = scatter_add(x, axis, index.to(device), src);
+        expect_close(y, expected, 0, 0);
+        y.backward(ones_like(y));
+        expect_close(src.grad(), used, 0, 0);
+      }
+    }
+  }
+  expect_error([] { scatter_add(ones({2, 9}), 1, zeros({2, 3}, int64), ones({2, 2})); }, "no longer than src and x");
+}
+
 // The result is compared with sums in float64. Elements are whole numbers, so that sums are exact.
 TEST(ScatterAdd, ManyEqualIndices) {
   manual_seed(1);
@@ -113,6 +148,27 @@ TEST(ScatterAdd, SumsOf16BitsAreRoundedOnce) {
     const Tensor src = ones({3001}, float16, device);
     expect_close(scatter_add(x, 0, zeros({3001}, int64, device), src), Values{5048}, 0, 0);  // 5049, rounded to even
   }
+}
+
+// A long sum keeps its small terms, and its bits do not depend on the number of threads.
+TEST(ScatterAdd, LongSumsAreAccurate) {
+  constexpr std::int64_t kCount = 1'000'000;
+  const double total = 0.1f * static_cast<double>(kCount);
+  const int before = num_threads();
+  for (const Device device : test_devices()) {
+    const Tensor index = zeros({kCount}, int64, device), src = full({kCount}, 0.1, float32, device);
+    expect_close(scatter_add(zeros({2}, float32, device), 0, index, src), Values{total, 0}, 1e-6, 0);
+    expect_close(index_add(ones({1}, float32, device), 0, index, src), Values{total + 1}, 1e-6, 0);
+    const Tensor weight = zeros({2, 1}, float32, device).requires_grad_();
+    embedding(weight, index).backward(unsqueeze(src, 1));
+    expect_close(weight.grad(), Values{total, 0}, 1e-6, 0);
+  }
+  const Tensor index = randint(0, 5, {3000}), src = randn({3000, 130});
+  set_num_threads(1);
+  const std::vector<float> one = to_vector<float>(index_add(zeros({7, 130}), 0, index, src));
+  set_num_threads(3);
+  EXPECT_EQ(to_vector<float>(index_add(zeros({7, 130}), 0, index, src)), one);
+  set_num_threads(before);
 }
 
 TEST(ScatterAdd, IntegersWrapAround) {

@@ -111,6 +111,20 @@ TEST(Matmul, LongSums) {
   }
 }
 
+// Sums that are so long that float32 would lose digits of the last terms.
+TEST(Matmul, VeryLongSums) {
+  constexpr std::int64_t kDepth = 1'000'003;
+  const double total = 0.1f * static_cast<double>(kDepth);
+  for (const std::int64_t rows : {1, 8, 9}) {
+    const Tensor a = full({rows, kDepth}, 0.1);
+    const std::vector<double> expected(static_cast<std::size_t>(3 * rows), total);
+    expect_close(matmul(a, ones({kDepth, 3})), expected, 2e-5, 0);
+    expect_close(matmul(a, transpose(ones({3, kDepth}), 0, 1)), expected, 2e-5, 0);
+  }
+  expect_close(linear(full({1, kDepth}, 0.1), ones({2, kDepth}), from_data({1.0f, 2.0f})), {total + 1, total + 2}, 2e-5,
+               0);
+}
+
 TEST(Matmul, FewRowsOfLargeMatrices) {
   const int before = num_threads();
   for (const DType dtype : kDTypes) {

@@ -95,6 +95,7 @@ TEST(Rearrange, Errors) {
   expect_error([&] { pad(x, 0, -1, 0); }, "pad: expected numbers of elements that are not negative, got -1 and 0");
   expect_error([&] { pad(ones({2}, uint8), 0, 1, 0, 300); }, "pad: 300 is not representable in uint8");
   expect_error([&] { one_hot(x, 3); }, "one_hot: expected indices of int64 or int32, got float32");
+  expect_error([&] { one_hot(from_data<std::int64_t>({(std::int64_t{1} << 53) + 1}), 3); }, "got 9007199254740993");
   expect_error([&] { one_hot(ones({2}, int64), 0); }, "one_hot: expected at least one class, got 0");
   expect_error([&] { one_hot(ones({2}, int64), INT64_MAX); }, "one_hot: expected at most 9007199254740992 classes");
 }

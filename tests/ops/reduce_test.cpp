@@ -9,6 +9,7 @@
 #include "tests/depth.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
+#include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -301,6 +302,25 @@ TEST(Reduce, VarMatchesReference) {
   }
 }
 
+// Sums over several runs of adjacent elements, each of which is a part of a leaf, a leaf, or several. Elements are
+// whole numbers, so that sums are exact.
+TEST(Reduce, RunsOfAllLengths) {
+  manual_seed(22);
+  for (const Device device : test_devices()) {
+    for (const std::int64_t length : {30, 4096, 4097, 5000, 8193}) {
+      for (const std::int64_t runs : {1, 2, 5, 21}) {
+        const Tensor x = randint(-4, 5, {runs, 2, length});
+        const Tensor exact = from_data(reference(x, {0, 2}, plain_sum), {2});
+        for (const DType dtype : {float32, bfloat16, int64}) {
+          SCOPED_TRACE(fmt::format("{} runs of {} {}", runs, length, dtype));
+          const Tensor y = sum(x.to(device, dtype), {0, 2});
+          expect_close(y, exact.to(dtype), 0, 0);
+        }
+      }
+    }
+  }
+}
+
 TEST(Reduce, StddevAndVectorNorm) {
   manual_seed(21);
   for (const Device device : test_devices()) {
@@ -360,6 +380,32 @@ TEST(Reduce, StddevAndVectorNorm) {
   expect_error([] { vector_norm(ones({2}, int64)); }, "vector_norm: expected a floating dtype, got int64");
   expect_error([] { vector_norm(ones({2}), {}, std::nan("")); }, "vector_norm: expected a number p, got NaN");
   expect_error([] { stddev(ones({2}, int32)); }, "stddev: expected a floating dtype, got int32");
+}
+
+// |x|ᵖ has no derivative at 0 for p ≤ 1, and an infinite second one for p < 2; both are taken to be 0.
+TEST(Reduce, VectorNormAtZeros) {
+  using Values = std::vector<double>;
+  for (const Device device : test_devices()) {
+    for (const double p : {-1.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0}) {
+      SCOPED_TRACE(p);
+      const Tensor x = from_data({0.0, 3.0, -4.0, 0.0, 0.0, 0.0}, {2, 3}, device).requires_grad_();
+      const Tensor norms = vector_norm(x, {1}, p);
+      const double norm = p < 0 ? 0 : std::pow(std::pow(3, p) + std::pow(4, p), 1 / p);
+      expect_close(norms, Values{norm, 0}, 1e-14, 0);
+      const Tensor dx = autograd::grad({norms}, {x}, {ones_like(norms)}, {.create_graph = true})[0];
+      // d norm / dx = sign(x) · (|x| / norm)ᵖ⁻¹
+      const double at_3 = p < 0 ? 0 : std::pow(3 / norm, p - 1), at_4 = p < 0 ? 0 : -std::pow(4 / norm, p - 1);
+      expect_close(dx, Values{0, at_3, at_4, 0, 0, 0}, 1e-14, 0);
+      const Tensor ddx = autograd::grad({dx}, {x}, {ones_like(dx)})[0];
+      for (const double value : to_vector<double>(ddx)) {
+        EXPECT_TRUE(std::isfinite(value)) << value;
+      }
+    }
+    EXPECT_EQ(vector_norm(full({2}, kInf, float64, device), {}, -1).item(), kInf);
+    const Tensor x = from_data({2.0f, 2.0f, 0.0f, 1.0f}, {2, 2}, device).requires_grad_();
+    sum(stddev(x, {1})).backward();
+    expect_close(x.grad(), Values{0, 0, -std::sqrt(0.5), std::sqrt(0.5)}, 1e-6, 0);
+  }
 }
 
 TEST(Reduce, VarOfLargeMeanIsAccurate) {

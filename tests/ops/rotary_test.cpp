@@ -199,7 +199,9 @@ TEST(RotaryEmbedding, OffsetsAndPositions) {
                  "expected finite short factors above 0, got nan");
   longrope_error([](nn::RotaryConfig& c) { c.original_context = 1; }, "expected an original context above 1");
   longrope_error([](nn::RotaryConfig& c) { c.attention_factor = -1; }, "attention factor of at least 0, got -1");
-  expect_error([] { nn::RotaryEmbedding(7); }, "expected heads of even width, got 7");
+  expect_error([] { nn::RotaryEmbedding(7); }, "expected heads of even width from 2 to 512, got 7");
+  expect_error([] { nn::rotary_frequencies(514, {}, 1); }, "expected heads of even width from 2 to 512, got 514");
+  expect_error([] { nn::rotary_frequencies(INT64_MAX - 1, {}, 1); }, "expected heads of even width from 2 to 512");
   expect_error([] { nn::RotaryEmbedding(8, {.theta = 1}); }, "expected a finite theta above 1, got 1");
   expect_error([] { nn::RotaryEmbedding(8, {.factor = 0}); }, "expected a finite factor above 0, got 0");
   expect_error([] { nn::RotaryEmbedding(8, {.original_context = 0}); }, "an original context of at least 1");

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "tests/rows_close.h"
 #include "tests/support.h"
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/creation.h>
@@ -66,6 +67,29 @@ TEST(Cumsum, AnyAxisAndStrides) {
     const std::int64_t most = INT64_MAX;
     EXPECT_EQ(to_vector<std::int64_t>(cumsum(from_data<std::int64_t>({most, 1, 5}, device), 0)),
               (std::vector<std::int64_t>{most, INT64_MIN, INT64_MIN + 5}));
+  }
+}
+
+// A long sum keeps its small terms.
+TEST(Cumsum, LongSumsAreAccurate) {
+  constexpr std::int64_t kLength = 2'000'000;
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, bfloat16}) {
+      const Tensor x = full({kLength}, 0.1, dtype, device).requires_grad_();
+      const double term = full({}, 0.1, dtype).item();
+      const auto expect = [&](const Tensor& y, std::int64_t first, double step) {
+        const Tensor some = slice(y, 0, first, kLength, 100'000);
+        Values exact;
+        for (std::int64_t i = first; i < kLength; i += 100'000) {
+          exact.push_back(step > 0 ? step * static_cast<double>(i + 1) : -step * static_cast<double>(kLength - i));
+        }
+        expect_close(some, exact, epsilon_of(dtype), 0);
+      };
+      const Tensor y = cumsum(x, 0);
+      expect(y, 99'999, term);
+      y.backward(x.detach());
+      expect(x.grad(), 0, -term);
+    }
   }
 }
 

@@ -185,6 +185,7 @@ struct Sigmoid {
 struct Relu {
   static constexpr const char* name = "relu";
   static constexpr bool from_output = true;
+  static constexpr bool piecewise_linear = true;
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
     return x <= T{0} ? T{0} : x;  // keeps NaN
@@ -198,6 +199,7 @@ struct Relu {
 struct LeakyRelu {
   static constexpr const char* name = "leaky_relu";
   static constexpr bool from_output = false;
+  static constexpr bool piecewise_linear = true;
   double slope;
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
@@ -364,6 +366,7 @@ struct GeluTanh {
 struct Abs {
   static constexpr const char* name = "abs";
   static constexpr bool from_output = false;
+  static constexpr bool piecewise_linear = true;
   template <class T>
   MICA_HOST_DEVICE T operator()(T x) const {
     return x < T{0} ? -x : x + T{0};  // -0 becomes 0
@@ -377,6 +380,7 @@ struct Abs {
 struct Clamp {
   static constexpr const char* name = "clamp";
   static constexpr bool from_output = false;
+  static constexpr bool piecewise_linear = true;
   double low;
   double high;
   template <class T>
@@ -426,6 +430,7 @@ struct Elu {
 /// Step functions. Their derivative is taken to be 0 at the jumps, too.
 struct Stepwise {
   static constexpr bool from_output = false;
+  static constexpr bool piecewise_linear = true;
   template <class T>
   MICA_HOST_DEVICE T derivative(T) const {
     return T{0};
@@ -570,6 +575,7 @@ struct FloorDivide {
 struct Maximum {
   static constexpr const char* name = "maximum";
   using Dtypes = NumericTypes;
+  static constexpr bool piecewise_linear = true;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
     return a > b || a != a ? a : b;  // NOLINT(misc-redundant-expression)
@@ -587,6 +593,7 @@ struct Maximum {
 struct Minimum {
   static constexpr const char* name = "minimum";
   using Dtypes = NumericTypes;
+  static constexpr bool piecewise_linear = true;
   template <class T>
   MICA_HOST_DEVICE T operator()(T a, T b) const {
     return a < b || a != a ? a : b;  // NOLINT(misc-redundant-expression)
@@ -654,12 +661,23 @@ struct Select {
 
 // Gradients: dy times the derivative.
 
+/// dy · slope, where `slope` is a derivative of F. A slope of 0 of a piecewise linear F gives 0 even if dy is infinite,
+/// as it is in sqrt(relu(x)) for x ≤ 0.
+template <class F, class T>
+MICA_HOST_DEVICE T times_slope(T dy, T slope) {
+  if constexpr (requires { F::piecewise_linear; }) {
+    return slope == T{0} ? T{0} : dy * slope;
+  } else {
+    return dy * slope;
+  }
+}
+
 template <class F>
 struct Backward {
   F f;
   template <class T>
   MICA_HOST_DEVICE T operator()(T dy, T v) const {
-    return dy * f.derivative(v);
+    return times_slope<F>(dy, f.derivative(v));
   }
 };
 
@@ -668,7 +686,7 @@ struct BackwardA {
   F f;
   template <class T>
   MICA_HOST_DEVICE T operator()(T dy, T a, T b) const {
-    return dy * f.derivative_a(a, b);
+    return times_slope<F>(dy, f.derivative_a(a, b));
   }
 };
 
@@ -677,7 +695,7 @@ struct BackwardB {
   F f;
   template <class T>
   MICA_HOST_DEVICE T operator()(T dy, T a, T b) const {
-    return dy * f.derivative_b(a, b);
+    return times_slope<F>(dy, f.derivative_b(a, b));
   }
 };
 

@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -42,32 +45,45 @@ void embedding_backward(Cpu, const EmbeddingBackward& args) {
   const std::int64_t width = args.dweight.shape()[1];
   const std::int64_t n = args.indices.numel();
   const std::int64_t* indices = args.indices.data<std::int64_t>();
+  // positions[first[r]], …, positions[first[r + 1] − 1] are the i with indices[i] = r, in increasing order.
+  std::vector<std::int64_t> first(static_cast<std::size_t>(rows + 2), 0);
+  for (std::int64_t i = 0; i < n; ++i) {
+    ++first[indices[i] + 2];
+  }
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    positions[first[indices[i] + 1]++] = i;
+  }
   on_dtype(SummedTypes{}, args.dweight.dtype(), args.op, [&]<class T>() {
     // Integers are added as unsigned ones, which wrap around; overflow of signed ones would be undefined behavior.
-    using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
-                                            std::type_identity<Accumulate<T>>>::type;
+    // Floats are added in double: float would lose the small terms of a long sum.
+    using Sum =
+        typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<double>>::type;
     const T* dy = args.dy.data<T>();
     T* dweight = args.dweight.data<T>();
-    // Each thread has a range of columns, so that every sum is in the order of the indices, for any number of threads.
-    parallel_for(width, 64, [&](std::int64_t begin, std::int64_t end) {
-      const std::int64_t columns = end - begin;
-      std::vector<Sum> sums(static_cast<std::size_t>(rows * columns), Sum{0});
-      for (std::int64_t r = 0; args.accumulate && r < rows; ++r) {
+    constexpr std::int64_t kColumns = 64;
+    const std::int64_t strips = (width + kColumns - 1) / kColumns;
+    // Each thread has some strips of some rows, so that every sum is in the order of the indices, for any number of
+    // threads.
+    const std::int64_t terms = (n / (rows + 1) + 1) * std::min(width, kColumns);  // of a strip, on average
+    parallel_for(rows * strips, 1 + 16384 / (terms + 1), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t strip = begin; strip < end; ++strip) {
+        const std::int64_t row = strip / strips;
+        const std::int64_t column = strip % strips * kColumns;
+        const std::int64_t columns = std::min(kColumns, width - column);
+        T* const to = dweight + row * width + column;
+        std::array<Sum, kColumns> sums;
         for (std::int64_t c = 0; c < columns; ++c) {
-          sums[static_cast<std::size_t>(r * columns + c)] = static_cast<Sum>(dweight[r * width + begin + c]);
+          sums[c] = args.accumulate ? static_cast<Sum>(to[c]) : Sum{0};
         }
-      }
-      for (std::int64_t i = 0; i < n; ++i) {
-        Sum* to = sums.data() + indices[i] * columns;
-        const T* from = dy + i * width + begin;
-        for (std::int64_t c = 0; c < columns; ++c) {
-          to[c] += static_cast<Sum>(from[c]);
+        for (std::int64_t at = first[row]; at < first[row + 1]; ++at) {
+          const T* const from = dy + positions[at] * width + column;
+          for (std::int64_t c = 0; c < columns; ++c) {
+            sums[c] += static_cast<Sum>(from[c]);
+          }
         }
-      }
-      for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t c = 0; c < columns; ++c) {
-          dweight[r * width + begin + c] = static_cast<T>(sums[static_cast<std::size_t>(r * columns + c)]);
-        }
+        std::transform(sums.begin(), sums.begin() + columns, to, [](Sum sum) { return static_cast<T>(sum); });
       }
     });
   });

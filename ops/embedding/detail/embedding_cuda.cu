@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
+#include <type_traits>
 
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
@@ -187,10 +188,11 @@ __global__ void __launch_bounds__(kColumnThreads) embedding_segments_kernel(Grad
   }
 }
 
-// The second kernel: sums long runs, with kColumnThreads columns per block.
+// The second kernel: sums long runs, with kColumnThreads columns per block. Floats are added in double: float would
+// lose the small terms of a long run.
 template <class T>
 __global__ void __launch_bounds__(kColumnThreads* kRunLines) embedding_runs_kernel(Gradient<T> g) {
-  using S = Accumulate<T>;
+  using S = std::conditional_t<std::is_integral_v<T>, Accumulate<T>, double>;
   __shared__ S lines[kRunLines][kColumnThreads];
   const int thread = threadIdx.x % kColumnThreads;
   const int line = threadIdx.x / kColumnThreads;

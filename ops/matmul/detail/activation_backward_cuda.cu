@@ -30,25 +30,25 @@ constexpr std::int64_t kBlocks = 8192;
 // Threads of the second kernel that share a column.
 constexpr int kSumLines = 32;
 
-// The activation's derivative f′ as a function of v, which is f's result or its argument.
+// dy times the activation's derivative f′, a function of v, which is f's result or its argument.
 struct None {};
 struct Relu {
   template <class T, class S>
-  __device__ static S slope(S v) {
-    return functions::Relu{}.derivative(v);
+  __device__ static S gradient(S dy, S v) {
+    return functions::Backward<functions::Relu>{}(dy, v);
   }
 };
 struct LeakyRelu {
   template <class T, class S>
-  __device__ static S slope(S v) {
-    return functions::LeakyRelu{.slope = kLeakySlope}.derivative(v);
+  __device__ static S gradient(S dy, S v) {
+    return functions::Backward<functions::LeakyRelu>{{.slope = kLeakySlope}}(dy, v);
   }
 };
 template <class F>
 struct Gated {
   template <class T, class S>
-  __device__ static S slope(S v) {
-    return F::template at<T>(v).slope;
+  __device__ static S gradient(S dy, S v) {
+    return dy * F::template at<T>(v).slope;
   }
 };
 
@@ -73,7 +73,7 @@ __device__ void add_row(const Arguments<T>& a, std::int64_t at, const Pack<T, V>
   for (int i = 0; i < V; ++i) {
     S gradient = static_cast<S>(dy.at[i]);
     if constexpr (!std::is_same_v<F, None>) {
-      gradient *= F::template slope<T>(static_cast<S>(v.at[i]));
+      gradient = F::template gradient<T>(gradient, static_cast<S>(v.at[i]));
       dz.at[i] = static_cast<T>(gradient);
     }
     sums[i] += gradient;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ namespace {
 constexpr std::int64_t kLines = 8;        // rows of b that are added at a time
 constexpr std::int64_t kGrain = 1 << 16;  // with fewer elements of b per thread, threads cost more than they save
 constexpr std::int64_t kStrip = 1 << 10;  // the most columns of a strip
+constexpr std::int64_t kPart = 1 << 11;   // the most products that are added up in S; the sums of parts, in double
 constexpr std::int64_t kAhead = 3072;     // bytes from a read to its prefetch, farther than the hardware prefetcher
 
 constexpr int kSums = static_cast<int>(128 / kPackBytes);  // packs that are added up separately
@@ -89,10 +91,11 @@ struct Problem {
 };
 
 /// sums[r] = the dot product of row r of a and a column of b. Adds up every 32nd product separately (every 16th if sums
-/// are double), and then these sums pairwise, so that the order does not depend on the size of a pack. The last packs
-/// are padded with zeros.
+/// are double), and then these sums pairwise, so that the order does not depend on the size of a pack. Rows of a are
+/// a_row apart. The last packs are padded with zeros.
 template <class T, int R>
-void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T>* sums) {
+void dot_products(std::int64_t depth, const Accumulate<T>* a, std::int64_t a_row, const T* column,
+                  Accumulate<T>* sums) {
   using S = Accumulate<T>;
   constexpr std::int64_t kWidth = kPackWidth<S>;
   Pack<S> packs[R][kSums] = {};
@@ -104,7 +107,7 @@ void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, A
       const Pack<S> b = load_pack(column + k + i * kWidth);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        packs[r][i] = multiply_add(b, load_pack(a + r * depth + k + i * kWidth), packs[r][i]);
+        packs[r][i] = multiply_add(b, load_pack(a + r * a_row + k + i * kWidth), packs[r][i]);
       }
     }
   }
@@ -115,7 +118,7 @@ void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, A
       const Pack<S> b = load_part(column + k, count);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        packs[r][i] = multiply_add(b, load_part(a + r * depth + k, count), packs[r][i]);
+        packs[r][i] = multiply_add(b, load_part(a + r * a_row + k, count), packs[r][i]);
       }
     }
   }
@@ -134,11 +137,12 @@ void dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, A
 
 /// The same for any R, for at most kRowsAtOnce rows at a time: the column then comes from the L1 cache.
 template <class T, int R>
-void all_dot_products(std::int64_t depth, const Accumulate<T>* a, const T* column, Accumulate<T>* sums) {
+void all_dot_products(std::int64_t depth, const Accumulate<T>* a, std::int64_t a_row, const T* column,
+                      Accumulate<T>* sums) {
   constexpr int kNow = std::min(R, kRowsAtOnce);
-  dot_products<T, kNow>(depth, a, column, sums);
+  dot_products<T, kNow>(depth, a, a_row, column, sums);
   if constexpr (R > kNow) {
-    all_dot_products<T, R - kNow>(depth, a + kNow * depth, column, sums + kNow);
+    all_dot_products<T, R - kNow>(depth, a + kNow * a_row, a_row, column, sums + kNow);
   }
 }
 
@@ -147,11 +151,15 @@ template <class T, class Out, int R>
 void write_columns(const Problem<T>& p, std::int64_t begin, std::int64_t end, std::int64_t n, const T* bias, Out* out) {
   using S = Accumulate<T>;
   for (std::int64_t column = begin; column < end; ++column) {
-    S sums[R];
-    all_dot_products<T, R>(p.depth, p.a, p.b.data + column * p.b.column, sums);
+    double totals[R] = {};
+    for (std::int64_t k = 0; k < p.depth; k += kPart) {
+      S sums[R];
+      all_dot_products<T, R>(std::min(kPart, p.depth - k), p.a + k, p.depth, p.b.data + column * p.b.column + k, sums);
+      std::transform(totals, totals + R, sums, totals, std::plus<double>());
+    }
     const S start = bias == nullptr ? S{0} : static_cast<S>(bias[column]);
     for (int r = 0; r < R; ++r) {
-      out[r * n + column] = static_cast<Out>(sums[r] + start);
+      out[r * n + column] = static_cast<Out>(static_cast<S>(totals[r]) + start);
     }
   }
 }
@@ -190,17 +198,29 @@ void write_strip(const Problem<T>& p, std::int64_t column, std::int64_t columns,
   using S = Accumulate<T>;
   constexpr std::int64_t kWidth = kPackWidth<S>;
   alignas(64) static thread_local std::array<S, kFewRows * kStrip> sums;
-  for (int r = 0; r < R; ++r) {
-    S* const from = sums.data() + r * kStrip;
-    std::fill(from, from + (columns + kWidth - 1) / kWidth * kWidth, S{0});
-  }
-  for (std::int64_t k = 0; k < p.depth; k += kLines) {
-    add_lines<T, R>(p, k, std::min(kLines, p.depth - k), column, columns, sums.data());
+  static thread_local std::vector<double> totals;  // of the parts before the last
+  totals.assign(p.depth > kPart ? R * kStrip : 0, 0);
+  for (std::int64_t first = 0; first < p.depth; first += kPart) {
+    for (int r = 0; r < R; ++r) {
+      S* const from = sums.data() + r * kStrip;
+      std::fill(from, from + (columns + kWidth - 1) / kWidth * kWidth, S{0});
+    }
+    const std::int64_t end = std::min(first + kPart, p.depth);
+    for (std::int64_t k = first; k < end; k += kLines) {
+      add_lines<T, R>(p, k, std::min(kLines, end - k), column, columns, sums.data());
+    }
+    for (int r = 0; end < p.depth && r < R; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        totals[r * kStrip + c] += sums[r * kStrip + c];
+      }
+    }
   }
   for (int r = 0; r < R; ++r) {
     for (std::int64_t c = 0; c < columns; ++c) {
       const S start = bias == nullptr ? S{0} : static_cast<S>(bias[column + c]);
-      out[r * n + column + c] = static_cast<Out>(sums[r * kStrip + c] + start);
+      const std::int64_t at = r * kStrip + c;
+      const S sum = totals.empty() ? sums[at] : static_cast<S>(totals[at] + sums[at]);
+      out[r * n + column + c] = static_cast<Out>(sum + start);
     }
   }
 }

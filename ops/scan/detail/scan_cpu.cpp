@@ -7,7 +7,8 @@ void cumsum(Cpu, const Cumsum& args) {
   const std::int64_t n = args.x.shape()[1];
   on_dtype(ScannedTypes{}, args.x.dtype(), "cumsum", [&]<class T>() {
     // Integers are added as unsigned ones, which wrap around; overflow of signed ones would be undefined behavior.
-    using S = std::conditional_t<std::is_integral_v<T>, std::uint64_t, Accumulate<T>>;
+    // Floats are added in double: float would lose the small terms of a long sum.
+    using S = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;
     const T* const x = args.x.data<T>();
     T* const y = args.y.data<T>();
     parallel_for(args.x.shape()[0], 1 + 16384 / n, [&](std::int64_t begin, std::int64_t end) {

@@ -2,6 +2,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include <algorithm>
+#include <type_traits>
 
 #include <mica/core/creation.h>
 #include <mica/core/cuda/error.h>
@@ -19,7 +20,8 @@ namespace {
 //   2. starts   [ 0 | Σ chunk 0 | Σ chunk 0 + Σ chunk 1 | … ]              one thread per row, overwrites the sums
 //   3. scan     the cumulative sums within each chunk, plus its start      one block per chunk
 //
-// The order of all additions depends on n alone, which cub::DeviceScan does not guarantee.
+// The order of all additions depends on n alone, which cub::DeviceScan does not guarantee. Chunks and starts are summed
+// in double for floats, since float would lose the small terms of a long sum.
 
 constexpr int kThreads = 256;
 constexpr int kItems = 4;                 // elements that a thread processes at a time
@@ -31,11 +33,15 @@ struct Plus {
   __device__ S operator()(S a, S b) const { return a + b; }
 };
 
+/// The type of starts, where S is the type in which tiles are summed.
+template <class S>
+using Start = std::conditional_t<std::is_integral_v<S>, S, double>;
+
 template <class T, class S>
 struct Row {
   const T* x;
   T* y;
-  S* sums;  // (rows, chunks)
+  Start<S>* sums;  // (rows, chunks)
   std::int64_t n;
   std::int64_t chunks;
   bool reverse;
@@ -48,27 +54,28 @@ struct Row {
 
 template <class T, class S>
 __global__ void __launch_bounds__(kThreads) cumsum_chunks_kernel(Row<T, S> a) {
-  using Reduce = cub::BlockReduce<S, kThreads>;
+  using B = Start<S>;
+  using Reduce = cub::BlockReduce<B, kThreads>;
   __shared__ typename Reduce::TempStorage storage;
   const std::int64_t row = blockIdx.x / a.chunks;
   const std::int64_t begin = (blockIdx.x - row * a.chunks) * kChunk;
   const std::int64_t end = min(begin + kChunk, a.n);
-  S sum = 0;
+  B sum = 0;
   for (std::int64_t j = begin + threadIdx.x; j < end; j += kThreads) {
     sum += a.element(row, j, end);
   }
-  sum = Reduce(storage).Reduce(sum, Plus<S>{});
+  sum = Reduce(storage).Reduce(sum, Plus<B>{});
   if (threadIdx.x == 0) {
     a.sums[blockIdx.x] = sum;
   }
 }
 
-template <class S>
-__global__ void cumsum_starts_kernel(S* sums, std::int64_t rows, std::int64_t chunks) {
+template <class B>
+__global__ void cumsum_starts_kernel(B* sums, std::int64_t rows, std::int64_t chunks) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  S sum = 0;
+  B sum = 0;
   for (std::int64_t c = 0; row < rows && c < chunks; ++c) {
-    const S next = sums[row * chunks + c];
+    const B next = sums[row * chunks + c];
     sums[row * chunks + c] = sum;
     sum += next;
   }
@@ -82,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) cumsum_kernel(Row<T, S> a) {
   const std::int64_t row = blockIdx.x / a.chunks;
   const std::int64_t begin = (blockIdx.x - row * a.chunks) * kChunk;
   const std::int64_t end = min(begin + kChunk, a.n);
-  S before = a.chunks > 1 ? a.sums[blockIdx.x] : S{0};
+  Start<S> before = a.chunks > 1 ? a.sums[blockIdx.x] : Start<S>{0};
   for (std::int64_t first = begin; first < end; first += kTile) {
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
@@ -99,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) cumsum_kernel(Row<T, S> a) {
     Scan(storage).InclusiveScan(items, items, Plus<S>{}, total);
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
-      tile[threadIdx.x * kItems + k] = before + items[k];
+      tile[threadIdx.x * kItems + k] = static_cast<S>(before + items[k]);
     }
     before += total;
     __syncthreads();
@@ -129,11 +136,11 @@ void cumsum(Cuda, const Cumsum& args) {
   const cudaStream_t stream = cuda::current_stream();
   on_dtype(ScannedTypes{}, args.x.dtype(), "cumsum", [&]<class T>() {
     using S = std::conditional_t<std::is_integral_v<T>, std::uint64_t, Accumulate<T>>;
-    const Tensor sums = empty({chunks > 1 ? rows * chunks : 0}, std::is_integral_v<T> ? int64 : dtype_of<Accumulate<T>>,
-                              args.x.device());
+    const Tensor sums =
+        empty({chunks > 1 ? rows * chunks : 0}, std::is_integral_v<T> ? int64 : float64, args.x.device());
     const Row<T, S> row{.x = args.x.data<T>(),
                         .y = args.y.data<T>(),
-                        .sums = reinterpret_cast<S*>(sums.raw_data()),
+                        .sums = reinterpret_cast<Start<S>*>(sums.raw_data()),
                         .n = n,
                         .chunks = chunks,
                         .reverse = args.reverse};
@@ -141,7 +148,7 @@ void cumsum(Cuda, const Cumsum& args) {
       cumsum_chunks_kernel<T, S><<<blocks, kThreads, 0, stream>>>(row);
       cuda::check_launch("cumsum_chunks_kernel");
       const auto row_blocks = static_cast<unsigned>((rows + kThreads - 1) / kThreads);
-      cumsum_starts_kernel<S><<<row_blocks, kThreads, 0, stream>>>(row.sums, rows, chunks);
+      cumsum_starts_kernel<<<row_blocks, kThreads, 0, stream>>>(row.sums, rows, chunks);
       cuda::check_launch("cumsum_starts_kernel");
     }
     cumsum_kernel<T, S><<<blocks, kThreads, 0, stream>>>(row);

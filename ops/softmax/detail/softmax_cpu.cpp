@@ -70,12 +70,12 @@ void backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
 // Softmax over another axis: x is (outer, n, inner), processed in tiles of columns.
 
 constexpr std::int64_t kTile = 64;
-constexpr std::int64_t kBlock = 64;  // rows that are summed before they are added to the total, for accuracy
+constexpr std::int64_t kBlock = 64;  // rows that are summed in V before they are added to the total, in double
 
 /// total[c] = Σ f(row, c) over n rows, `width` columns at once.
 template <class V, class F>
 std::array<V, kTile> column_sums(std::int64_t n, std::int64_t width, const F& f) {
-  std::array<V, kTile> total{};
+  std::array<double, kTile> total{};
   for (std::int64_t begin = 0; begin < n; begin += kBlock) {
     std::array<V, kTile> block{};
     const std::int64_t end = std::min(n, begin + kBlock);
@@ -89,7 +89,9 @@ std::array<V, kTile> column_sums(std::int64_t n, std::int64_t width, const F& f)
       total[c] += block[c];
     }
   }
-  return total;
+  std::array<V, kTile> sums{};
+  std::copy_n(total.begin(), width, sums.begin());
+  return sums;
 }
 
 /// Calls f(offset, width) for every tile of columns. Element (row, c) of a tile is at offset + row * inner + c.
