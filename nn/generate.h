@@ -69,15 +69,17 @@ struct GenerateOptions {
 /// step may be computed in vain.
 ///
 /// Each position is computed once (KeyValueCache). Once a text exceeds a GPT's context, only its last tokens are used,
-/// and all of them are computed again for each new one. Dropout is off, and nothing is recorded. Throws for an empty
-/// prompt, for a token outside the vocabulary, unless 0 ≤ count ≤ 2²⁴, and if logits are not finite.
-std::vector<std::vector<std::int64_t>> generate(GPT& gpt, const std::vector<std::vector<std::int64_t>>& prompts,
+/// and all of them are computed again for each new one. Runs in an Evaluation guard: dropout is off, and no module's
+/// mode changes. Throws for an empty prompt, for a token outside the vocabulary, unless 0 ≤ count ≤ 2²⁴, and if logits
+/// are not finite.
+std::vector<std::vector<std::int64_t>> generate(const GPT& gpt, const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options = {});
-std::vector<std::vector<std::int64_t>> generate(Llama& llama, const std::vector<std::vector<std::int64_t>>& prompts,
+std::vector<std::vector<std::int64_t>> generate(const Llama& llama,
+                                                const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options = {});
 
 /// Extends tokens (B, T), T ≥ 1, by `count` tokens: int64 (B, T + count) on the tokens' device.
-Tensor generate(GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
-Tensor generate(Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
+Tensor generate(const GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
+Tensor generate(const Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
 
 }  // namespace mica::nn

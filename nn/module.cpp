@@ -9,6 +9,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/overlap.h>
 #include <mica/core/progress.h>
+#include <mica/nn/evaluation.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {
@@ -207,7 +208,7 @@ void Module::train(bool on) {
   visit(state(), "", [on](ModuleState& state, const std::string&) { state.training = on; });
 }
 
-bool Module::is_training() const { return state().training; }
+bool Module::is_training() const { return state().training && !Evaluation::is_on(); }
 
 void Module::to(Device device) { convert_all(state(), device, std::nullopt); }
 

@@ -60,6 +60,7 @@ class Module {
   /// Turns training mode, and with it dropout, on or off here and in all modules below. New modules are training.
   void train(bool on = true);
   void eval() { train(false); }
+  /// The module's own mode; false on a thread that has an Evaluation guard.
   bool is_training() const;
 
   /// Moves all parameters and buffers, with their gradients, to a device. All handles to them (in members, optimizers,

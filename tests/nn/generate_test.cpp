@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
+#include <type_traits>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
@@ -357,6 +359,43 @@ TEST(Generate, KeepsTheModeAndRecordsNothing) {
   const Tensor tokens = nn::generate(gpt, zeros({1, 1}, int64), 3);
   EXPECT_TRUE(gpt.is_training());
   EXPECT_FALSE(tokens.requires_grad());
+}
+
+std::vector<bool> modes_of(nn::Module& module) {
+  std::vector<bool> modes;
+  for (const nn::NamedModule& part : module.named_modules()) {
+    modes.push_back(part.module->is_training());
+  }
+  return modes;
+}
+
+TEST(Generate, ChangesNoModulesMode) {
+  manual_seed(17);
+  nn::GPT gpt = randomized(nn::GPT(gpt_config()), float64, Device::cpu());
+  const nn::GenerateOptions greedy{.count = 8, .sampling = {.temperature = 0}};
+  const std::vector<Tokens> expected = nn::generate(gpt, kPrompts, greedy);
+  for (const bool training : {true, false}) {
+    gpt.train(training);
+    gpt.h[1].train(!training);
+    const std::vector<bool> modes = modes_of(gpt);
+    EXPECT_NE(std::count(modes.begin(), modes.end(), true), 0);
+    EXPECT_NE(std::count(modes.begin(), modes.end(), false), 0);
+    EXPECT_EQ(nn::generate(gpt, kPrompts, greedy), expected);  // without dropout
+    EXPECT_EQ(modes_of(gpt), modes);
+
+    nn::GenerateOptions throws = greedy;
+    throws.on_token = [&](std::size_t, std::int64_t) -> bool {
+      const std::vector<bool> here = modes_of(gpt);
+      EXPECT_EQ(std::count(here.begin(), here.end(), true), 0);
+      std::vector<bool> elsewhere;  // where the model may be training
+      std::thread([&] { elsewhere = modes_of(gpt); }).join();
+      EXPECT_EQ(elsewhere, modes);
+      fail("the callback failed");
+    };
+    expect_error([&] { nn::generate(gpt, kPrompts, throws); }, "the callback failed");
+    EXPECT_EQ(modes_of(gpt), modes);
+    EXPECT_TRUE(autograd::grad_enabled());
+  }
 }
 
 TEST(Generate, Errors) {
