@@ -22,11 +22,14 @@ struct SamplingOptions {
 /// arXiv:1909.05858), then temperature, top_k and top_p (Holtzman et al., 2020, arXiv:1904.09751), as in transformers.
 /// The same options and logits give the same tokens on any device, except if a random number differs from the boundary
 /// between two tokens by only a rounding error. draw() can be captured into a CUDA graph after a first call; each
-/// replay draws with new random numbers.
+/// replay draws with new random numbers. Cannot be copied: the copy would draw from the same sequence of random
+/// numbers.
 class Sampler {
  public:
   /// Throws unless temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1 and repetition_penalty > 0.
   explicit Sampler(SamplingOptions options);
+  Sampler(const Sampler&) = delete;
+  Sampler& operator=(const Sampler&) = delete;
 
   /// One token for each row of logits (B, vocab): (B) int64, without waiting for the device. −1 where a logit is NaN or
   /// +∞, or all are −∞. `seen`, (B, vocab) bool, marks the tokens that the repetition penalty applies to; undefined: no

@@ -27,7 +27,30 @@ KeyValueCache::KeyValueCache(const Config& config) : config_(config) {
   }
 }
 
+KeyValueCache KeyValueCache::clone() const {
+  KeyValueCache result(*this);
+  result.length_ = std::make_shared<std::int64_t>(length());
+  const auto copied = [](const Tensor& x) {
+    if (!x.defined()) {
+      return Tensor{};
+    }
+    const Tensor copy = empty(x.shape(), x.dtype(), x.device());
+    copy_into(copy, x);
+    return copy;
+  };
+  result.device_length_ = copied(device_length_);
+  result.scratch_ = {};
+  result.count_ = 0;  // without a step that did not end
+  for (std::vector<Tensor>* const list : {&result.keys_, &result.values_}) {
+    for (Tensor& x : *list) {
+      x = copied(x);
+    }
+  }
+  return result;
+}
+
 void KeyValueCache::clear() {
+  check(length_ != nullptr, "KeyValueCache: used after it was moved from");
   *length_ = 0;
   count_ = 0;
   padding_ = positions_ = mask_ = {};
@@ -90,6 +113,7 @@ bool KeyValueCache::can_decode_prompt(std::int64_t count) const {
 }
 
 void KeyValueCache::reserve(std::int64_t positions) {
+  const std::int64_t kept = length();
   positions = needed(positions);
   if (config_.layers == 0 || positions <= capacity()) {
     return;
@@ -102,8 +126,8 @@ void KeyValueCache::reserve(std::int64_t positions) {
     for (const Tensor& old : *list) {
       grown.push_back(
           empty({config_.batch, config_.key_heads, size, config_.head_width}, config_.dtype, config_.device));
-      if (length() > 0) {
-        copy_into(slice(grown.back(), 2, 0, length()), slice(old, 2, 0, length()));
+      if (kept > 0) {
+        copy_into(slice(grown.back(), 2, 0, kept), slice(old, 2, 0, kept));
       }
     }
   }

@@ -450,6 +450,9 @@ std::vector<std::pair<std::int64_t, double>> candidates_of(Values logits, const 
   return result;
 }
 
+// A copy would draw from the same random numbers.
+static_assert(!std::is_copy_constructible_v<nn::Sampler> && !std::is_copy_assignable_v<nn::Sampler>);
+
 TEST(Sampler, DrawsFromTheCandidates) {
   manual_seed(9);
   constexpr std::int64_t kRows = 4000, kVocab = 9;
