@@ -71,10 +71,12 @@ void KeyValueCache::set_padding(const std::vector<std::int64_t>& padding) {
   least_padding_ = *std::min_element(padding.begin(), padding.end());
 }
 
-void KeyValueCache::begin(std::int64_t count) {
+void KeyValueCache::begin(std::int64_t sequences, std::int64_t count) {
   check(!autograd::grad_enabled(), "KeyValueCache: works without gradients only: use autograd::NoGrad");
   check(count >= 1 && count <= INT64_MAX / 4 - length(), "KeyValueCache: expected at least 1 new position, got {}",
         count);
+  check(sequences == config_.batch, "KeyValueCache: expected tokens of {} sequences, the cache's batch, got {}",
+        config_.batch, sequences);
   count_ = count;
   step_counts_ = false;
   positions_ = mask_ = {};

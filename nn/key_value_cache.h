@@ -84,8 +84,9 @@ class KeyValueCache {
   // For modules. A model calls begin(), then each layer calls append() or decode(), then the model calls end(). If a
   // layer throws, length() does not change.
 
-  /// Starts a step that computes `count` new positions.
-  void begin(std::int64_t count);
+  /// Starts a step that computes `count` new positions of each of `sequences` sequences. Throws unless there are
+  /// config().batch of them.
+  void begin(std::int64_t sequences, std::int64_t count);
   void end();
   /// The new positions within their sequences, (batch, count) int64, 0 for padding; undefined without padding, where
   /// they are length(), length() + 1, …

@@ -258,7 +258,14 @@ TEST(KeyValueCache, Errors) {
       [&] {
         gpt(zeros({1, 5}, int64), cache);
       },
-      "expected keys and values of shape [2, 2, 5, 4], got [1, 2, 5, 4]");
+      "KeyValueCache: expected tokens of 2 sequences, the cache's batch, got 1");
+  const nn::Llama llama = randomized(nn::Llama(llama_config()), float32, Device::cpu());
+  nn::KeyValueCache of_three = llama.new_cache(3);
+  expect_error(
+      [&] {
+        llama.next_token_logits(zeros({1, 1}, int64), of_three);
+      },
+      "expected tokens of 3 sequences, the cache's batch, got 1");
   expect_error([&] { gpt(zeros({2, 0}, int64), cache); }, "expected at least 1 new position, got 0");
   expect_error([&] { gpt(zeros({2, 21}, int64), cache); }, "GPT: expected at most 20 tokens, the context, got 21");
   expect_error([&] { cache.set_padding({1}); }, "expected the padding of 2 sequences, got 1");
