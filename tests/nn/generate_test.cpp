@@ -513,6 +513,22 @@ TEST(Sampler, SameTokensOnBothDevices) {
   }
 }
 
+TEST(Sampler, PenaltiesLowerNegativeLogits) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float64}) {
+      const auto drawn = [&](const Values& logits, double penalty) {
+        const Tensor row = from_data(logits, {1, 2}, device).to(dtype);
+        const Tensor seen = from_data<std::int64_t>({1, 0}, {1, 2}, device).to(boolean);
+        return nn::Sampler({.temperature = 0, .repetition_penalty = penalty})(row, seen)[0];
+      };
+      EXPECT_EQ(drawn({-1, -1.5}, 2), 1);    // −2 and −1.5
+      EXPECT_EQ(drawn({-2, -1.5}, 0.5), 0);  // −1 and −1.5
+      EXPECT_EQ(drawn({1.5, 1}, 2), 1);      // 0.75 and 1
+      EXPECT_EQ(drawn({0.75, 1}, 0.5), 0);   // 1.5 and 1
+    }
+  }
+}
+
 TEST(Sampler, MoreErrors) {
   expect_error([] { nn::Sampler({.top_p = 0}); }, "Sampler: expected top_p in (0, 1], got 0");
   expect_error([] { nn::Sampler({.top_p = NAN}); }, "Sampler: expected top_p in (0, 1], got nan");
