@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mica/autograd/thread_state.h>
+#include <mica/core/nesting.h>
 
 namespace mica::autograd {
 
@@ -25,6 +26,7 @@ class DetectAnomaly {
   DetectAnomaly& operator=(const DetectAnomaly&) = delete;
 
  private:
+  mica::detail::Nested<DetectAnomaly> nested_{"autograd::DetectAnomaly"};
   bool previous_;
 };
 

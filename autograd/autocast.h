@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <mica/autograd/thread_state.h>
+#include <mica/core/nesting.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
@@ -54,6 +55,7 @@ class Autocast {
   Autocast& operator=(const Autocast&) = delete;
 
  private:
+  mica::detail::Nested<Autocast> nested_{"autograd::Autocast"};
   detail::AutocastState previous_;
   std::unique_ptr<detail::CastCache> cache_;
 };

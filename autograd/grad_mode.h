@@ -3,10 +3,13 @@
 #include <utility>
 
 #include <mica/autograd/thread_state.h>
+#include <mica/core/nesting.h>
 
 namespace mica::autograd {
 
-// Modes are per thread: a new thread starts with recording on, whatever the mode of the thread that started it.
+// Modes are per thread: a new thread starts with recording on, whatever the mode of the thread that started it. Guards
+// must end in the reverse order of their construction, on the thread that constructed them; otherwise the program ends
+// with an error that says so.
 
 /// True if ops on this thread are recorded.
 inline bool grad_enabled() { return thread_state.grad_enabled; }
@@ -25,6 +28,7 @@ class GradMode {
   GradMode& operator=(const GradMode&) = delete;
 
  private:
+  mica::detail::Nested<GradMode> nested_{"autograd::NoGrad or EnableGrad"};
   bool previous_;
 };
 
@@ -69,6 +73,7 @@ class InferenceMode {
   InferenceMode& operator=(const InferenceMode&) = delete;
 
  private:
+  mica::detail::Nested<GradMode> nested_{"autograd::InferenceMode"};
   bool previous_inference_;
   bool previous_grad_;
 };

@@ -6,6 +6,7 @@
 #include <typeinfo>
 
 #include <mica/autograd/thread_state.h>
+#include <mica/core/nesting.h>
 
 namespace mica::autograd {
 
@@ -42,6 +43,7 @@ class CurrentModule {
   CurrentModule& operator=(const CurrentModule&) = delete;
 
  private:
+  mica::detail::Nested<CurrentModule> nested_{"nn::Scope"};
   const std::shared_ptr<ModuleName>* previous_;
 };
 

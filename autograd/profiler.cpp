@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -118,22 +119,45 @@ struct Run {
 
 }  // namespace
 
-struct Profiler::State final : OpObserver, cuda::LaunchObserver {
-  explicit State(ProfilerOptions chosen) : options(chosen), outer(autograd::thread_state.op_observer) {
+struct Profiler::State final : OpObserver {
+  explicit State(ProfilerOptions chosen) : options(chosen) {
     if (options.device && cuda_device_count() > 0) {
       trace = cuda::start_device_trace();
     }
     memory_of = trace != nullptr ? Device::cuda() : Device::cpu();
     source = trace != nullptr ? trace->source() : "";
     start_ns = cuda::trace_clock_ns();
-    autograd::thread_state.op_observer = this;
+    listening.emplace(*this);
   }
 
-  ~State() override {
-    if (!stopped) {
-      autograd::thread_state.op_observer = outer;
+  // Notifies the profiler, from its construction to stop().
+  class Listening final : cuda::LaunchObserver {
+   public:
+    explicit Listening(State& state)
+        : state_(state), outer_(std::exchange(autograd::thread_state.op_observer, &state)) {}
+    ~Listening() override {
+      if (!may_end()) {
+        mica::detail::ended_out_of_order("Profiler");
+      }
+      autograd::thread_state.op_observer = outer_;
     }
-  }
+    Listening(const Listening&) = delete;
+    Listening& operator=(const Listening&) = delete;
+
+    bool may_end() const { return autograd::thread_state.op_observer == &state_ && state_.open.empty(); }
+
+    void launched(const char*) override {
+      if (state_.open.empty()) {
+        ++state_.launches_outside;
+      } else {
+        ++state_.runs[state_.open.front()].launches;
+      }
+    }
+
+   private:
+    State& state_;
+    OpObserver* outer_;
+  };
 
   void begin(const std::string& op, Phase phase, const std::shared_ptr<ModuleName>& module) override {
     const std::size_t number = runs.size();
@@ -171,33 +195,24 @@ struct Profiler::State final : OpObserver, cuda::LaunchObserver {
     }
   }
 
-  void launched(const char*) override {
-    if (open.empty()) {
-      ++launches_outside;
-    } else {
-      ++runs[open.front()].launches;
-    }
-  }
-
   std::int64_t allocated() const { return static_cast<std::int64_t>(memory_stats(memory_of).allocated); }
 
   void stop();
   void sum_up();
 
   const ProfilerOptions options;
-  OpObserver* const outer;
   std::unique_ptr<cuda::DeviceTrace> trace;
   Device memory_of;
   std::string source;
   std::int64_t start_ns = 0;
   std::int64_t end_ns = 0;
-  bool stopped = false;
   std::int64_t steps = 0;
   std::vector<std::int64_t> step_ends_ns;
   std::int64_t launches_outside = 0;
   std::vector<Run> runs;
   std::vector<std::size_t> open;
   std::vector<cuda::DeviceWork> work;
+  std::optional<Listening> listening;  // until stop()
 
   // The results.
   std::vector<ProfiledOp> ops;
@@ -206,12 +221,13 @@ struct Profiler::State final : OpObserver, cuda::LaunchObserver {
 };
 
 void Profiler::State::stop() {
-  if (stopped) {
+  if (!listening) {
     return;
   }
+  check(autograd::thread_state.op_observer == this,
+        "profiler: stop was called on another thread, or before a profiler that was started later was stopped");
   check(open.empty(), "profiler: stop was called inside an op or a ProfileRange");
-  stopped = true;
-  autograd::thread_state.op_observer = outer;
+  listening.reset();
   if (trace != nullptr) {
     work = trace->stop();
     trace.reset();
@@ -279,11 +295,19 @@ void Profiler::step() {
 
 void Profiler::stop() { state_->stop(); }
 
-const std::vector<ProfiledOp>& Profiler::ops() const { return state_->ops; }
-const std::vector<ProfiledKernel>& Profiler::kernels() const { return state_->kernels; }
+const Profiler::State& Profiler::stopped(const char* function) const {
+  check(!state_->listening, "profiler: call stop before {}", function);
+  return *state_;
+}
+
+const std::vector<ProfiledOp>& Profiler::ops() const { return stopped("ops").ops; }
+const std::vector<ProfiledKernel>& Profiler::kernels() const { return stopped("kernels").kernels; }
 std::int64_t Profiler::steps() const { return state_->steps; }
-double Profiler::wall_ms() const { return static_cast<double>(state_->end_ns - state_->start_ns) / kPerMs; }
-double Profiler::device_busy_ms() const { return state_->busy_ms; }
+double Profiler::wall_ms() const {
+  const State& s = stopped("wall_ms");
+  return static_cast<double>(s.end_ns - s.start_ns) / kPerMs;
+}
+double Profiler::device_busy_ms() const { return stopped("device_busy_ms").busy_ms; }
 const std::string& Profiler::device_source() const { return state_->source; }
 
 namespace {
@@ -321,8 +345,7 @@ std::string module_label(const ProfiledOp& op) {
 }  // namespace
 
 std::string Profiler::table(int rows) const {
-  check(state_->stopped, "profiler: call stop before table");
-  const State& s = *state_;
+  const State& s = stopped("table");
   const auto steps = static_cast<double>(std::max<std::int64_t>(1, s.steps));
   const bool by_device = s.busy_ms > 0;
   const double wall = wall_ms();
@@ -369,8 +392,7 @@ std::string Profiler::table(int rows) const {
 }
 
 void Profiler::write_trace(const std::filesystem::path& path) const {
-  check(state_->stopped, "profiler: call stop before write_trace");
-  const State& s = *state_;
+  const State& s = stopped("write_trace");
   // Opening a FIFO would wait for a reader.
   std::error_code ignored;
   const std::filesystem::file_status existing = std::filesystem::status(path, ignored);
@@ -423,15 +445,16 @@ void Profiler::write_trace(const std::filesystem::path& path) const {
         errno == 0 ? "" : ": " + std::generic_category().message(errno));
 }
 
-ProfileRange::ProfileRange(const char* name) : observed_(autograd::thread_state.op_observer != nullptr) {
-  if (observed_) {
-    autograd::thread_state.op_observer->begin(name, OpObserver::Phase::other, nullptr);
+ProfileRange::ProfileRange(const char* name) : observer_(autograd::thread_state.op_observer) {
+  check(name != nullptr, "ProfileRange: expected a name, got a null pointer");
+  if (observer_ != nullptr) {
+    observer_->begin(name, OpObserver::Phase::other, nullptr);
   }
 }
 
 ProfileRange::~ProfileRange() {
-  if (observed_ && autograd::thread_state.op_observer != nullptr) {
-    autograd::thread_state.op_observer->end();
+  if (observer_ != nullptr) {
+    observer_->end();
   }
 }
 

@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include <mica/autograd/thread_state.h>
+#include <mica/core/nesting.h>
+
 namespace mica {
 
 struct ProfilerOptions {
@@ -42,25 +45,28 @@ struct ProfiledKernel {
 ///     profiler.write_trace("trace.json");  // for ui.perfetto.dev or chrome://tracing
 ///
 /// Device times come from CUPTI, which comes with the CUDA toolkit; without it, from events around the outermost ops,
-/// without individual kernels. Work replayed by a cuda::Graph is not attributed to ops. Only one profiler may exist at
-/// a time; it adds about a microsecond of host time per op.
+/// without individual kernels. Work replayed by a cuda::Graph is not attributed to ops. A profiler adds about a
+/// microsecond of host time per op. If another one is started meanwhile, it must be stopped first, and only it is
+/// notified of ops.
 class Profiler {
  public:
   explicit Profiler(ProfilerOptions options = {});
-  /// Calls stop() if the program has not.
+  /// Ends the measurement if it goes on. The program ends with an error if stop() would throw.
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
   /// Ends a step: tables show the mean per step. Does not wait.
   void step();
-  /// Waits for the device and ends the measurement. Call the following functions only after it.
+  std::int64_t steps() const;
+  /// Waits for the device and ends the measurement. Throws, changing nothing, on another thread than the one that
+  /// constructed the profiler, while a later profiler runs, and inside an op or a ProfileRange. The following functions
+  /// throw before it.
   void stop();
 
   /// Sorted by device time, or by host time if no GPU was used.
   const std::vector<ProfiledOp>& ops() const;
   const std::vector<ProfiledKernel>& kernels() const;
-  std::int64_t steps() const;
   /// From the start to stop(), excluding the wait for earlier work.
   double wall_ms() const;
   /// The time during which the GPU was busy.
@@ -77,20 +83,24 @@ class Profiler {
 
  private:
   struct State;
+  const State& stopped(const char* function) const;
   std::unique_ptr<State> state_;
 };
 
 /// A named range for the profiler, until the end of scope, for work outside ops: `ProfileRange range("optimizer");`.
-/// Costs one branch if no profiler is active. `name` must outlive it.
+/// Costs one branch if no profiler is active. Ranges must end in the reverse order, on the thread that began them;
+/// otherwise the program ends with an error.
 class ProfileRange {
  public:
+  /// Throws if `name` is null.
   explicit ProfileRange(const char* name);
   ~ProfileRange();
   ProfileRange(const ProfileRange&) = delete;
   ProfileRange& operator=(const ProfileRange&) = delete;
 
  private:
-  bool observed_;
+  detail::Nested<ProfileRange> nested_{"ProfileRange"};
+  autograd::OpObserver* observer_;  // null: no profiler was active
 };
 
 }  // namespace mica

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include <mica/core/callable.h>
 #include <mica/core/capture.h>
 #include <mica/core/check.h>
 #include <mica/core/cuda/graph.h>
@@ -15,6 +16,7 @@ thread_local constinit detail::Capture* current = nullptr;
 bool is_capturing() { return current != nullptr; }
 
 void on_each_replay(std::function<void()> f) {
+  check_callable(f, "on_each_replay");
   if (current != nullptr) {
     current->calls.push_back(std::move(f));
   } else {

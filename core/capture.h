@@ -17,7 +17,7 @@ bool is_capturing();
 /// For host work that every replay must repeat: counting steps, passing a new learning rate or random offset to the
 /// device. Calls f now. While this thread captures a CUDA graph, f is kept with the graph instead and called before
 /// each replay, in the order of registration, with the graph's stream as the current one: kernels that it launches run
-/// before the graph's. f must keep alive what it uses; the graph owns f.
+/// before the graph's. f must keep alive what it uses; the graph owns f. Throws if f is empty.
 void on_each_replay(std::function<void()> f);
 
 /// Throws if this thread captures a CUDA graph. For operations that read results on the host: captured kernels have not

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <mica/core/nesting.h>
 #include <mica/core/progress.h>
 
 namespace mica {
@@ -21,15 +22,20 @@ std::optional<double> ProgressReport::seconds_left() const {
 }
 
 ProgressObserver::ProgressObserver(Callback callback) : callback_(std::move(callback)), outer_(observer) {
-  observer = callback_ ? &callback_ : nullptr;
+  observer = &callback_;
 }
 
-ProgressObserver::~ProgressObserver() { observer = outer_; }
+ProgressObserver::~ProgressObserver() {
+  if (observer != &callback_) {
+    detail::ended_out_of_order("ProgressObserver");
+  }
+  observer = outer_;
+}
 
 ProgressTask::ProgressTask(std::string name, std::int64_t total)
     : name_(std::move(name)),
       total_(std::max<std::int64_t>(total, 1)),
-      callback_(observer),
+      callback_(observer != nullptr && *observer ? observer : nullptr),
       done_(total < 1 ? 1 : 0),
       start_(callback_ == nullptr ? Clock::time_point{} : Clock::now()),
       reported_(start_) {}

@@ -3,6 +3,7 @@
 
 #include <mica/core/capture.h>
 #include <mica/core/check.h>
+#include <mica/core/nesting.h>
 #include <mica/core/random_kernels.h>
 #include <mica/core/rng.h>
 
@@ -105,7 +106,12 @@ void set_rng_state(PhiloxKey state) {
 
 RecordPhiloxKeys::RecordPhiloxKeys(std::vector<PhiloxKey>& keys) : keys_(keys), outer_(record) { record = this; }
 
-RecordPhiloxKeys::~RecordPhiloxKeys() { record = outer_; }
+RecordPhiloxKeys::~RecordPhiloxKeys() {
+  if (record != this) {
+    detail::ended_out_of_order("RecordPhiloxKeys");
+  }
+  record = outer_;
+}
 
 ReplayPhiloxKeys::ReplayPhiloxKeys(const std::vector<PhiloxKey>& keys)
     : keys_(keys), outer_replay_(replay), outer_record_(record) {
@@ -114,6 +120,9 @@ ReplayPhiloxKeys::ReplayPhiloxKeys(const std::vector<PhiloxKey>& keys)
 }
 
 ReplayPhiloxKeys::~ReplayPhiloxKeys() {
+  if (replay != this || record != nullptr) {
+    detail::ended_out_of_order("ReplayPhiloxKeys");
+  }
   replay = outer_replay_;
   record = outer_record_;
 }

@@ -18,7 +18,8 @@ struct GroupState;
 /// How a collective combines the ranks' elements. `mean` is the sum divided by the number of ranks.
 enum class Reduction { sum, mean, min, max };
 
-/// A collective that was started by Group::start_…(). A default-constructed one is complete.
+/// A collective that was started by Group::start_…(). A default-constructed one is complete. Copies are handles to the
+/// same collective.
 class Work {
  public:
   Work() = default;

@@ -15,6 +15,7 @@
 #include <mica/dist/detail/agreement.h>
 #include <mica/dist/sharded_adamw.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/optim/detail/writers.h>
 
 namespace mica::dist {
 
@@ -318,6 +319,7 @@ void ShardedAdamW::check_step(const optim::StepOptions& options) const {
             "{}: parameter {} of shape {} has left the memory that it got from the optimizer: move and convert a model "
             "before the optimizer is made",
             kName, i, x.shape());
+      optim::check_can_step(kName, x, options.scaler != nullptr);
       look_for_fault(i);
     }
   }

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include <mica/core/callable.h>
 #include <mica/core/check.h>
 #include <mica/io/file.h>
 
@@ -266,6 +267,7 @@ void append(const char* what, int descriptor, std::string_view text, const std::
 }
 
 void remove_unfinished(const std::filesystem::path& folder, const std::function<bool(const std::string&)>& fits) {
+  check_callable(fits, "remove_unfinished");
   constexpr std::string_view suffix = ".tmp";
   std::error_code error;
   for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {

@@ -23,18 +23,15 @@ struct Renaming {
   std::string to;
 };
 
-/// The differences that a load with strict = false has accepted; sorted names.
-struct LoadDifferences {
-  std::vector<std::string> missing;     ///< parameters that no file has: they are initialized as in a new model
-  std::vector<std::string> unexpected;  ///< tensors that the model does not have
-};
+using nn::LoadDifferences;
 
 struct LoadOptions {
   Device device = Device::cpu();
-  std::optional<DType> dtype{};            ///< of the parameters; nullopt: tensors keep the files' dtypes
-  bool strict = true;                      ///< throw if tensors are missing in the files or unknown to the model
-  std::vector<Renaming> renamings{};       ///< applied in order to each name in the files, before it is matched
-  LoadDifferences* differences = nullptr;  ///< filled if not null
+  std::optional<DType> dtype{};       ///< of the parameters; nullopt: tensors keep the files' dtypes
+  bool strict = true;                 ///< throw if tensors are missing in the files or unknown to the model
+  std::vector<Renaming> renamings{};  ///< applied in order to each name in the files, before it is matched
+  /// Filled with sorted names if not null. Parameters that no file has are initialized as in a new model.
+  LoadDifferences* differences = nullptr;
 };
 
 /// Any of the supported models.

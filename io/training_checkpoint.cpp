@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <mica/core/async_copy.h>
+#include <mica/core/callable.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/progress.h>
@@ -511,6 +512,7 @@ const fs::path& CheckpointFolder::path() const { return path_; }
 bool CheckpointFolder::has_files() const { return !steps_in(path_).empty(); }
 
 std::optional<TrainingCheckpoint> CheckpointFolder::newest(const std::function<void(std::string_view)>& skipped) const {
+  check_callable(skipped, "newest");
   for (const std::int64_t step : steps_in(path_)) {
     const fs::path path = path_ / name_of(step);
     try {

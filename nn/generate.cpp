@@ -11,6 +11,7 @@
 #include <mica/core/host_reader.h>
 #include <mica/core/philox.h>
 #include <mica/core/progress.h>
+#include <mica/nn/evaluation.h>
 #include <mica/nn/generate.h>
 #include <mica/ops/decode/draw.h>
 #include <mica/ops/elementwise/binary.h>
@@ -33,19 +34,6 @@ using Tokens = std::vector<std::int64_t>;
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  // more would take days
 constexpr std::int64_t kReserved = 8192;                    // new positions to reserve memory for at first
-
-// Puts a model into evaluation mode until the end of scope.
-class EvalGuard {
- public:
-  explicit EvalGuard(Module& module) : module_(module), was_training_(module.is_training()) { module_.eval(); }
-  ~EvalGuard() { module_.train(was_training_); }
-  EvalGuard(const EvalGuard&) = delete;
-  EvalGuard& operator=(const EvalGuard&) = delete;
-
- private:
-  Module& module_;
-  bool was_training_;
-};
 
 // The differences between the two models.
 std::int64_t context_of(const GPT& gpt) { return gpt.config.context; }
@@ -216,14 +204,14 @@ void check_arguments(const Model& model, const std::vector<Tokens>& prompts, con
 }
 
 template <class Model>
-std::vector<Tokens> generate_all(Model& model, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
+std::vector<Tokens> generate_all(const Model& model, const std::vector<Tokens>& prompts,
+                                 const GenerateOptions& options) {
   check_arguments(model, prompts, options);
   std::vector<Tokens> results(prompts.size());
   if (prompts.empty()) {
     return results;
   }
-  const autograd::NoGrad no_grad;
-  const EvalGuard eval(model);
+  const Evaluation guard;
   Batch<Model> batch(model, prompts, options);
   std::vector<bool> ended(prompts.size());
   std::int64_t started = 0;
@@ -254,7 +242,7 @@ std::vector<Tokens> generate_all(Model& model, const std::vector<Tokens>& prompt
 }
 
 template <class Model>
-Tensor extended(Model& model, const Tensor& tokens, std::int64_t count, const SamplingOptions& sampling) {
+Tensor extended(const Model& model, const Tensor& tokens, std::int64_t count, const SamplingOptions& sampling) {
   check(tokens.dim() == 2 && tokens.size(1) >= 1, "generate: expected tokens of shape (B, T), T >= 1, got {}",
         tokens.shape());
   const std::int64_t length = tokens.size(1);
@@ -360,19 +348,19 @@ std::vector<std::int64_t> Sampler::operator()(const Tensor& logits, const Tensor
   return tokens;
 }
 
-std::vector<Tokens> generate(GPT& gpt, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
+std::vector<Tokens> generate(const GPT& gpt, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
   return generate_all(gpt, prompts, options);
 }
 
-std::vector<Tokens> generate(Llama& llama, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
+std::vector<Tokens> generate(const Llama& llama, const std::vector<Tokens>& prompts, const GenerateOptions& options) {
   return generate_all(llama, prompts, options);
 }
 
-Tensor generate(GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options) {
+Tensor generate(const GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options) {
   return extended(gpt, tokens, count, options);
 }
 
-Tensor generate(Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options) {
+Tensor generate(const Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options) {
   return extended(llama, tokens, count, options);
 }
 

@@ -22,11 +22,14 @@ struct SamplingOptions {
 /// arXiv:1909.05858), then temperature, top_k and top_p (Holtzman et al., 2020, arXiv:1904.09751), as in transformers.
 /// The same options and logits give the same tokens on any device, except if a random number differs from the boundary
 /// between two tokens by only a rounding error. draw() can be captured into a CUDA graph after a first call; each
-/// replay draws with new random numbers.
+/// replay draws with new random numbers. Cannot be copied: the copy would draw from the same sequence of random
+/// numbers.
 class Sampler {
  public:
   /// Throws unless temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1 and repetition_penalty > 0.
   explicit Sampler(SamplingOptions options);
+  Sampler(const Sampler&) = delete;
+  Sampler& operator=(const Sampler&) = delete;
 
   /// One token for each row of logits (B, vocab): (B) int64, without waiting for the device. −1 where a logit is NaN or
   /// +∞, or all are −∞. `seen`, (B, vocab) bool, marks the tokens that the repetition penalty applies to; undefined: no
@@ -69,15 +72,17 @@ struct GenerateOptions {
 /// step may be computed in vain.
 ///
 /// Each position is computed once (KeyValueCache). Once a text exceeds a GPT's context, only its last tokens are used,
-/// and all of them are computed again for each new one. Dropout is off, and nothing is recorded. Throws for an empty
-/// prompt, for a token outside the vocabulary, unless 0 ≤ count ≤ 2²⁴, and if logits are not finite.
-std::vector<std::vector<std::int64_t>> generate(GPT& gpt, const std::vector<std::vector<std::int64_t>>& prompts,
+/// and all of them are computed again for each new one. Runs in an Evaluation guard: dropout is off, and no module's
+/// mode changes. Throws for an empty prompt, for a token outside the vocabulary, unless 0 ≤ count ≤ 2²⁴, and if logits
+/// are not finite.
+std::vector<std::vector<std::int64_t>> generate(const GPT& gpt, const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options = {});
-std::vector<std::vector<std::int64_t>> generate(Llama& llama, const std::vector<std::vector<std::int64_t>>& prompts,
+std::vector<std::vector<std::int64_t>> generate(const Llama& llama,
+                                                const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options = {});
 
 /// Extends tokens (B, T), T ≥ 1, by `count` tokens: int64 (B, T + count) on the tokens' device.
-Tensor generate(GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
-Tensor generate(Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
+Tensor generate(const GPT& gpt, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
+Tensor generate(const Llama& llama, const Tensor& tokens, std::int64_t count, SamplingOptions options = {});
 
 }  // namespace mica::nn

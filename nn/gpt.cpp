@@ -76,7 +76,7 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache, const PackedDoc
         start + length);
   std::optional<ProgressTask> progress;
   if (cache != nullptr) {
-    cache->begin(length);
+    cache->begin(tokens.size(0), length);
     if (length > 1) {
       progress.emplace("reading the prompt", config.layers);
     }

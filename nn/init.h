@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include <mica/core/nesting.h>
 #include <mica/core/progress.h>
 #include <mica/core/tensor.h>
 
@@ -28,6 +29,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
  private:
+  mica::detail::Nested<Progress> nested_{"nn::init::Progress"};
   ProgressTask task_;
   ProgressTask* before_;
 };
@@ -42,6 +44,7 @@ class Skip {
   Skip& operator=(const Skip&) = delete;
 
  private:
+  mica::detail::Nested<Skip> nested_{"nn::init::Skip"};
   bool before_;
 };
 

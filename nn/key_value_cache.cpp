@@ -29,7 +29,30 @@ KeyValueCache::KeyValueCache(const Config& config) : config_(config) {
   }
 }
 
+KeyValueCache KeyValueCache::clone() const {
+  KeyValueCache result(*this);
+  result.length_ = std::make_shared<std::int64_t>(length());
+  const auto copied = [](const Tensor& x) {
+    if (!x.defined()) {
+      return Tensor{};
+    }
+    const Tensor copy = empty(x.shape(), x.dtype(), x.device());
+    copy_into(copy, x);
+    return copy;
+  };
+  result.device_length_ = copied(device_length_);
+  result.scratch_ = {};
+  result.count_ = 0;  // without a step that did not end
+  for (std::vector<Tensor>* const list : {&result.keys_, &result.values_}) {
+    for (Tensor& x : *list) {
+      x = copied(x);
+    }
+  }
+  return result;
+}
+
 void KeyValueCache::clear() {
+  check(length_ != nullptr, "KeyValueCache: used after it was moved from");
   *length_ = 0;
   count_ = 0;
   padding_ = positions_ = mask_ = {};
@@ -50,10 +73,12 @@ void KeyValueCache::set_padding(const std::vector<std::int64_t>& padding) {
   least_padding_ = *std::min_element(padding.begin(), padding.end());
 }
 
-void KeyValueCache::begin(std::int64_t count) {
+void KeyValueCache::begin(std::int64_t sequences, std::int64_t count) {
   check(!autograd::grad_enabled(), "KeyValueCache: works without gradients only: use autograd::NoGrad");
   check(count >= 1 && count <= INT64_MAX / 4 - length(), "KeyValueCache: expected at least 1 new position, got {}",
         count);
+  check(sequences == config_.batch, "KeyValueCache: expected tokens of {} sequences, the cache's batch, got {}",
+        config_.batch, sequences);
   count_ = count;
   step_counts_ = false;
   positions_ = mask_ = {};
@@ -92,6 +117,7 @@ bool KeyValueCache::can_decode_prompt(std::int64_t count) const {
 }
 
 void KeyValueCache::reserve(std::int64_t positions) {
+  const std::int64_t kept = length();
   positions = needed(positions);
   if (config_.layers == 0 || positions <= capacity()) {
     return;
@@ -104,8 +130,8 @@ void KeyValueCache::reserve(std::int64_t positions) {
     for (const Tensor& old : *list) {
       grown.push_back(
           empty({config_.batch, config_.key_heads, size, config_.head_width}, config_.dtype, config_.device));
-      if (length() > 0) {
-        copy_into(slice(grown.back(), 2, 0, length()), slice(old, 2, 0, length()));
+      if (kept > 0) {
+        copy_into(slice(grown.back(), 2, 0, kept), slice(old, 2, 0, kept));
       }
     }
   }

@@ -34,6 +34,9 @@ namespace mica::nn {
 /// On CUDA the length is also kept on the device, and a step of one position reads it there (mica::decode_attention),
 /// so that the step can be captured into a CUDA graph: each replay appends one position. The memory must not grow
 /// between the capture and a replay: call reserve() first.
+///
+/// A cache can be moved, and then serves captured graphs in its new place; clone() copies it. A cache that was moved
+/// from throws when it is used.
 class KeyValueCache {
  public:
   struct Config {
@@ -47,10 +50,19 @@ class KeyValueCache {
   };
 
   explicit KeyValueCache(const Config& config);  ///< throws for invalid sizes or a dtype that is not floating
+  KeyValueCache(KeyValueCache&&) noexcept = default;
+  KeyValueCache& operator=(KeyValueCache&&) noexcept = default;
+  KeyValueCache& operator=(const KeyValueCache&) = delete;
+
+  /// A cache with the same contents and its own memory, to continue a text in several ways.
+  KeyValueCache clone() const;
 
   const Config& config() const { return config_; }
   /// The number of positions of the text, padding included. With a window, only the last ones are kept.
-  std::int64_t length() const { return *length_; }
+  std::int64_t length() const {
+    check(length_ != nullptr, "KeyValueCache: used after it was moved from");
+    return *length_;
+  }
   /// The number of positions for which there is memory.
   std::int64_t capacity() const { return keys_.empty() || !keys_[0].defined() ? 0 : keys_[0].size(2); }
   /// Whether there is memory for one more position.
@@ -72,8 +84,9 @@ class KeyValueCache {
   // For modules. A model calls begin(), then each layer calls append() or decode(), then the model calls end(). If a
   // layer throws, length() does not change.
 
-  /// Starts a step that computes `count` new positions.
-  void begin(std::int64_t count);
+  /// Starts a step that computes `count` new positions of each of `sequences` sequences. Throws unless there are
+  /// config().batch of them.
+  void begin(std::int64_t sequences, std::int64_t count);
   void end();
   /// The new positions within their sequences, (batch, count) int64, 0 for padding; undefined without padding, where
   /// they are length(), length() + 1, …
@@ -99,6 +112,8 @@ class KeyValueCache {
   AttentionOptions attention_options() const;
 
  private:
+  KeyValueCache(const KeyValueCache&) = default;  // shares the memory; for clone()
+
   void check_layer(std::int64_t layer) const;
   /// Checks the arguments, makes room and fills in the members of `step` that describe the cache.
   void begin_decode(std::int64_t layer, DecodeAttention& step);

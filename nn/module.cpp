@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -9,6 +11,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/overlap.h>
 #include <mica/core/progress.h>
+#include <mica/nn/evaluation.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {
@@ -207,7 +210,7 @@ void Module::train(bool on) {
   visit(state(), "", [on](ModuleState& state, const std::string&) { state.training = on; });
 }
 
-bool Module::is_training() const { return state().training; }
+bool Module::is_training() const { return state().training && !Evaluation::is_on(); }
 
 void Module::to(Device device) { convert_all(state(), device, std::nullopt); }
 
@@ -252,11 +255,12 @@ StateDict Module::state_dict() const {
   return result;
 }
 
-void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assign) {
+LoadDifferences Module::load_state_dict(const StateDict& state_dict, bool strict, bool assign) {
   const NamedTensors own = entries_of(state());
   std::unordered_map<const void*, std::pair<std::string, Tensor>> given;  // by tensor: the name and value to load
   std::unordered_set<std::string> names;
-  std::string missing, unexpected, misshapen, not_floating, differing;
+  LoadDifferences differences;
+  std::string misshapen, not_floating, differing;
   for (const auto& [name, tensor] : own) {
     names.insert(name);
     const auto at = state_dict.find(name);
@@ -279,13 +283,13 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
     }
   }
   for (const auto& [name, tensor] : own) {
-    if (strict && !state_dict.contains(name) && !given.contains(tensor.handle().get())) {
-      append(missing, name);
+    if (!state_dict.contains(name) && !given.contains(tensor.handle().get())) {
+      differences.missing.push_back(name);
     }
   }
   for (const auto& [name, tensor] : state_dict) {
-    if (strict && !names.contains(name)) {
-      append(unexpected, name);
+    if (!names.contains(name)) {
+      differences.unexpected.push_back(name);
     }
   }
   std::string problems;
@@ -294,8 +298,10 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
       problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", what, list);
     }
   };
-  report("missing", missing);
-  report("unexpected", unexpected);
+  if (strict) {
+    report("missing", fmt::format("{}", fmt::join(differences.missing, ", ")));
+    report("unexpected", fmt::format("{}", fmt::join(differences.unexpected, ", ")));
+  }
   report("shape mismatch", misshapen);
   report("expected a floating dtype", not_floating);
   report("shared tensors with different values", differing);
@@ -316,7 +322,7 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
         tensor.set_data(at->second.second);
       }
     }
-    return;
+    return differences;
   }
 
   // A value may be a view of a parameter or buffer that is written before the value is read.
@@ -341,6 +347,7 @@ void Module::load_state_dict(const StateDict& state_dict, bool strict, bool assi
       given.erase(at);
     }
   }
+  return differences;
 }
 
 void Module::zero_grad() {

@@ -22,6 +22,12 @@ struct ModuleState;  // a module's registry, shared by the module (even after a 
 
 class Module;
 
+/// The differences that a load with strict = false has accepted.
+struct LoadDifferences {
+  std::vector<std::string> missing;     ///< parameters and buffers without a value
+  std::vector<std::string> unexpected;  ///< values that the model does not have
+};
+
 /// A module and its name: see Module::named_modules().
 struct NamedModule {
   std::string name;
@@ -60,6 +66,7 @@ class Module {
   /// Turns training mode, and with it dropout, on or off here and in all modules below. New modules are training.
   void train(bool on = true);
   void eval() { train(false); }
+  /// The module's own mode; false on a thread that has an Evaluation guard.
   bool is_training() const;
 
   /// Moves all parameters and buffers, with their gradients, to a device. All handles to them (in members, optimizers,
@@ -83,13 +90,14 @@ class Module {
 
   /// Copies the tensors of `state` into parameters and buffers, converting dtype and device. Throws one Error that
   /// lists missing and unexpected names and different shapes, without writing anything; with `strict` false only shapes
-  /// must match. A tied tensor needs only one of its names; if several are given, their values must be equal. Values
-  /// may be views of the module's own tensors: all are read before any is written.
+  /// must match, and the missing and unexpected names are returned, in the order of state_dict(). A tied tensor needs
+  /// only one of its names; if several are given, their values must be equal. Values may be views of the module's own
+  /// tensors: all are read before any is written.
   ///
   /// With `assign`, nothing is copied: parameters and buffers refer to the elements of the values afterwards, with
   /// their dtype and device, and lose their gradients. Only a value that is not contiguous is copied. An integer value
   /// for a floating tensor is also an error.
-  void load_state_dict(const StateDict& state, bool strict = true, bool assign = false);
+  LoadDifferences load_state_dict(const StateDict& state, bool strict = true, bool assign = false);
 
   /// Removes the gradients of all parameters.
   void zero_grad();

@@ -8,6 +8,7 @@
 #include <mica/core/dispatch.h>
 #include <mica/optim/clip_grad.h>
 #include <mica/optim/detail/grad_norm_kernels.h>
+#include <mica/optim/detail/writers.h>
 #include <mica/optim/grad_norm.h>
 
 namespace mica::optim {
@@ -81,7 +82,7 @@ Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, bool error_if
     }
   }
   for (const Tensor& grad : grads) {
-    grad.bump_version("clip_grad_norm_");
+    grad.bump_version(std::isinf(max_norm) ? "clip_grad_norm_ without a limit" : kClipped);
   }
   return norm;
 }

@@ -14,6 +14,8 @@ namespace mica::optim {
 /// error that leaves the gradients unchanged; otherwise such a norm makes them NaN.
 ///
 /// An optimizer can clip within its step, without an extra pass over the gradients: see StepOptions::max_grad_norm.
+/// With a GradScaler this is the only way, since gradients are scaled until the step: a step with a scaler refuses
+/// gradients that this function has clipped.
 Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, bool error_if_nonfinite = false);
 
 }  // namespace mica::optim

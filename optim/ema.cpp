@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -6,6 +8,7 @@
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/inplace/inplace.h>
+#include <mica/optim/detail/writers.h>
 #include <mica/optim/ema.h>
 
 namespace mica::optim {
@@ -48,21 +51,56 @@ void Ema::update() {
   }
 }
 
+Ema::~Ema() {
+  for (const Tensor& parameter : is_swapped() ? parameters_ : Tensors{}) {
+    parameter.bump_version(kOwnValues);
+  }
+}
+
+void Ema::check_not_written() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& x = parameters_[i];
+    const Kept& kept = kept_[i];
+    if (x.handle()->storage.get() == kept.written && x.version() == kept.version) {
+      continue;
+    }
+    // A parameter that has only moved to another device or dtype still has the average.
+    const std::vector<double> now = to_vector<double>(x);
+    const std::vector<double> then = to_vector<double>(averages_[i].to(kept.value.dtype()).to(x.dtype()));
+    const bool is_average = std::equal(now.begin(), now.end(), then.begin(), then.end(),
+                                       [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); });
+    check(
+        is_average,
+        "Ema: swap: parameter {} of shape {} was written by {} while it held its average, and swapping back would lose "
+        "that",
+        i, x.shape(), x.handle()->storage->last_writer());
+  }
+}
+
 void Ema::swap() {
   const autograd::NoGrad no_grad;
   if (is_swapped()) {
+    check_not_written();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      copy_(parameters_[i], kept_[i]);
+      copy_(parameters_[i], kept_[i].value);
+      parameters_[i].bump_version(kOwnValues);
     }
     kept_.clear();
     return;
   }
-  Tensors kept;
+  std::vector<Kept> kept;
   for (const Tensor& parameter : parameters_) {
-    kept.push_back(copied(parameter, parameter.dtype()));
+    kept.push_back({.value = copied(parameter, parameter.dtype())});
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     copy_(parameters_[i], averages_[i]);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {  // now, since parameters may share a storage
+    parameters_[i].bump_version(kAverages);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    kept[i].written = parameters_[i].handle()->storage.get();
+    kept[i].version = parameters_[i].version();
   }
   kept_ = std::move(kept);
 }
@@ -76,6 +114,7 @@ StateDict Ema::state_dict() const {
 }
 
 void Ema::load_state_dict(const StateDict& state) {
+  check(!is_swapped(), "Ema: load_state_dict() was called while the parameters hold the averages; call swap() first");
   std::string problems;
   for (std::size_t i = 0; i < averages_.size(); ++i) {
     const auto found = state.find(name_of_average(i));

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
+#include <mica/core/storage.h>
 #include <mica/core/tensor.h>
 #include <mica/nn/state_dict.h>
 
@@ -17,16 +21,23 @@ namespace mica::optim {
 ///     ema.swap();  // the model has the averages
 ///     evaluate(model);
 ///     ema.swap();  // and its own weights again
+///
+/// While the parameters have the averages, an optimizer's step throws: it would be lost. So does a swap back after any
+/// other write to them. An Ema that is destroyed meanwhile leaves the averages in the parameters.
 class Ema {
  public:
   /// Throws unless 0 ≤ decay < 1, and if a parameter is not floating or is listed twice.
   explicit Ema(const Tensors& parameters, double decay = 0.999);
+  ~Ema();
+  Ema(const Ema&) = delete;
+  Ema& operator=(const Ema&) = delete;
 
   /// Updates the averages with the current parameters. Throws while is_swapped().
   void update();
 
   /// Exchanges the values of parameters and averages in place. A second call restores the parameters exactly; in
-  /// between, a 16-bit parameter holds its rounded average.
+  /// between, a 16-bit parameter holds its rounded average. The second call throws, changing nothing, if a parameter
+  /// was written in between.
   void swap();
   /// True after an odd number of calls of swap().
   bool is_swapped() const { return !kept_.empty(); }
@@ -38,13 +49,22 @@ class Ema {
 
   /// "average.i" for each parameter. Handles, not copies.
   StateDict state_dict() const;
-  /// Copies the averages of `state`. Throws one Error that describes any mismatch, without changing anything.
+  /// Copies the averages of `state`. Throws one Error that describes any mismatch, without changing anything. Throws
+  /// while is_swapped().
   void load_state_dict(const StateDict& state);
 
  private:
+  void check_not_written() const;
+
   Tensors parameters_;
   Tensors averages_;
-  Tensors kept_;  // the parameters' own values while they have the averages
+  /// A parameter's own value while it has the average.
+  struct Kept {
+    Tensor value;
+    const Storage* written = nullptr;  // where the average was written,
+    std::uint32_t version = 0;         // … and the version after that
+  };
+  std::vector<Kept> kept_;
   double decay_;
 };
 

@@ -25,6 +25,8 @@ struct GradScalerOptions {
 class GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
 
   /// The loss times the scale, in float32 (float64 for float64). Differentiable. The first loss sets the scale's
   /// device.

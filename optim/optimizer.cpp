@@ -13,6 +13,7 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/optim/detail/step_kernels.h>
+#include <mica/optim/detail/writers.h>
 #include <mica/optim/grad_norm.h>
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/optimizer.h>
@@ -271,6 +272,11 @@ Tensor Optimizer::step(const StepOptions& options) {
   const bool wants_norm = options.max_grad_norm.has_value() || options.scaler != nullptr;
   check(!options.max_grad_norm || *options.max_grad_norm >= 0, "{}: expected max_grad_norm >= 0, got {}", name_,
         options.max_grad_norm.value_or(0));
+  for (const Slot& slot : slots_) {
+    if (slot.parameter.grad().defined()) {
+      check_can_step(name_, slot.parameter, options.scaler != nullptr);
+    }
+  }
   std::vector<Work> works = collect_work();
   if (works.empty()) {
     return wants_norm ? zeros({}, float64) : Tensor{};
@@ -282,8 +288,11 @@ Tensor Optimizer::step(const StepOptions& options) {
     work.keep.push_back(on.steps);
     // A captured step keeps the tensors that its replays use, and each replay counts as a write to the parameters.
     const bool captured = is_capturing();
-    on_each_replay([scalars = scalars_, to = on.scalars, keep = captured ? work.keep : Tensors{},
+    on_each_replay([name = name_, scalars = scalars_, to = on.scalars, keep = captured ? work.keep : Tensors{},
                     written = captured ? work.parameters : Tensors{}] {
+      for (const Tensor& parameter : written) {
+        check_can_step(name, parameter, false);
+      }
       on_device(to.device(), [&](auto d) { memory::write(d, to.raw_data(), scalars->data(), to.bytes()); });
       for (const Tensor& parameter : written) {
         parameter.bump_version("an optimizer's step");

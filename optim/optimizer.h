@@ -51,7 +51,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates in place every parameter that has a gradient; others are unchanged. Nothing is recorded.
+  /// Updates in place every parameter that has a gradient; others are unchanged. Nothing is recorded. Throws, changing
+  /// nothing, while such a parameter holds the average of an Ema, and with a scaler if clip_grad_norm_ has clipped a
+  /// gradient, which is still scaled.
   ///
   /// Returns the norm of the gradients before clipping (unscaled, with a scaler): a float64 scalar on the device of the
   /// first parameter that has a gradient; undefined with neither max_grad_norm nor scaler. Sums are in float64, in an

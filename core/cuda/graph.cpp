@@ -3,6 +3,7 @@
 #include <map>
 #include <vector>
 
+#include <mica/core/callable.h>
 #include <mica/core/cuda/arena.h>
 #include <mica/core/cuda/cublas.h>
 #include <mica/core/cuda/error.h>
@@ -76,6 +77,7 @@ struct Graph::State {
 };
 
 Graph capture(const std::function<void()>& f, Device device) {
+  check_callable(f, "capture");
   mica::check(device.is_cuda(), "capture: expected a CUDA device, got {}", device);
   mica::check(!is_capturing(), "capture: this thread already captures a CUDA graph");
   const DeviceGuard on(device);

@@ -27,7 +27,7 @@ namespace mica::cuda {
 ///
 /// Tensors created during the capture use memory that belongs to this graph; it is freed when the graph and these
 /// tensors are gone. Tensors created before must outlive the graph. An empty graph (default-constructed) cannot be
-/// replayed.
+/// replayed. Copying a Graph copies the handle.
 class Graph {
  public:
   Graph() = default;

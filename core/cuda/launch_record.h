@@ -9,15 +9,22 @@
 #include <string_view>
 #include <vector>
 
+#include <mica/core/nesting.h>
+
 namespace mica::cuda {
 
 /// Notified of every kernel that its thread launches while the observer exists. Without observers, a launch costs one
-/// extra branch. Observers nest: all are notified, the innermost first. Destroy them on the thread that created them,
-/// the innermost first.
+/// extra branch. Observers nest: all are notified, the innermost first. If one is destroyed before a later one, or on
+/// another thread, the program ends with an error.
 class LaunchObserver {
  public:
   LaunchObserver() : outer_(innermost_) { innermost_ = this; }
-  virtual ~LaunchObserver() { innermost_ = outer_; }
+  virtual ~LaunchObserver() {
+    if (innermost_ != this) {
+      mica::detail::ended_out_of_order("cuda::LaunchObserver");
+    }
+    innermost_ = outer_;
+  }
   LaunchObserver(const LaunchObserver&) = delete;
   LaunchObserver& operator=(const LaunchObserver&) = delete;
 

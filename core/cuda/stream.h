@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <mica/core/nesting.h>
+
 namespace mica::cuda {
 
 /// This thread's stream on its current device: the default stream, unless a StreamGuard has set another one.
@@ -16,6 +18,7 @@ class StreamGuard {
   StreamGuard& operator=(const StreamGuard&) = delete;
 
  private:
+  mica::detail::Nested<StreamGuard> nested_{"cuda::StreamGuard"};
   cudaStream_t previous_;
 };
 

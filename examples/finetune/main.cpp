@@ -35,6 +35,7 @@
 #include <mica/io/pretrained_config.h>
 #include <mica/io/tensorboard.h>
 #include <mica/io/tokenizer.h>
+#include <mica/nn/evaluation.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
@@ -115,9 +116,9 @@ struct Schedule {
 
 /// The mean loss over all trained tokens.
 template <class Model>
-double evaluate(Model& model, const std::vector<const Example*>& examples, const Options& options, Device device) {
-  const autograd::NoGrad no_grad;
-  model.eval();
+double evaluate(const Model& model, const std::vector<const Example*>& examples, const Options& options,
+                Device device) {
+  const nn::Evaluation guard;
   ProgressTask progress("evaluating", static_cast<std::int64_t>(examples.size()));
   double sum = 0;
   std::int64_t tokens = 0;
@@ -129,7 +130,6 @@ double evaluate(Model& model, const std::vector<const Example*>& examples, const
     at += count;
     progress.advance(static_cast<std::int64_t>(count));
   }
-  model.train();
   return sum / static_cast<double>(tokens);
 }
 

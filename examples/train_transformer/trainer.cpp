@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "examples/common/checkpoints.h"
 #include "examples/common/ranks.h"
-#include <mica/autograd/grad_mode.h>
 #include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
@@ -13,6 +13,7 @@
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/io/graph.h>
+#include <mica/nn/evaluation.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 
@@ -250,8 +251,7 @@ std::vector<Step> Trainer::finished() {
 }
 
 double Trainer::validate() {
-  const autograd::NoGrad no_grad;
-  model_.eval();
+  const nn::Evaluation guard;
   // One read at the end, to avoid waiting for a GPU after each batch.
   Tensors losses;
   ProgressTask progress("validating", static_cast<std::int64_t>(validation_.size()));
@@ -260,7 +260,6 @@ double Trainer::validate() {
     progress.advance();
   }
   const std::vector<double> values = losses.empty() ? std::vector<double>() : to_vector<double>(stack(losses));
-  model_.train();
   double sum = 0;
   std::int64_t windows = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {

@@ -220,7 +220,7 @@ Tensor LlamaModel::stream(const Tensor& tokens, KeyValueCache* cache, const Pack
   if (cache != nullptr) {
     check(!packed.positions.defined() && !packed.documents.defined(),
           "Llama: a KeyValueCache cannot be used with packed documents");
-    cache->begin(tokens.size(1));
+    cache->begin(tokens.size(0), tokens.size(1));
     const Shape shape = x.shape();
     const bool by_rows = decodes(*cache, tokens.size(1));
     if (by_rows) {
@@ -324,7 +324,7 @@ Tensor Llama::decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache, c
       return {};
     }
   }
-  cache.begin(1);
+  cache.begin(1, 1);
   if (!cache.prepare(step)) {
     return {};
   }

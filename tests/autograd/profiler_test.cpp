@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support.h"
@@ -157,6 +160,46 @@ TEST(Profiler, StopsAndNests) {
   }
   inside.stop();
   EXPECT_EQ(total(inside, "a range", "").calls, 1);
+}
+
+TEST(Profiler, StopsInReverseOrderOnItsOwnThread) {
+  const Tensor x = ones({4});
+  auto outer = std::make_unique<Profiler>(ProfilerOptions{.device = false});
+  auto inner = std::make_unique<Profiler>(ProfilerOptions{.device = false});
+  expect_error([&] { outer->stop(); }, "before a profiler that was started later was stopped");
+  add(x, x);
+  std::thread([&] { expect_error([&] { inner->stop(); }, "profiler: stop was called on another thread"); }).join();
+  add(x, x);
+  inner->stop();
+  add(x, x);
+  outer->stop();
+  EXPECT_EQ(total(*inner, "Add", "forward").calls, 2);
+  EXPECT_EQ(total(*outer, "Add", "forward").calls, 1);
+  // Stopped profilers only hold results.
+  outer.reset();
+  std::thread([&] { inner.reset(); }).join();
+  add(x, x);
+}
+
+TEST(Profiler, EndsTheProgramIfARangeOutlivesIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        auto profiler = std::make_unique<Profiler>();
+        const ProfileRange range("a range");
+        profiler.reset();
+      },
+      testing::KilledBySignal(SIGABRT), "Profiler: expected guards to end in the reverse order");
+}
+
+TEST(Profiler, NeedsNamesAndAStop) {
+  expect_error([] { const ProfileRange range(nullptr); }, "ProfileRange: expected a name, got a null pointer");
+  const Profiler profiler;
+  expect_error([] { const ProfileRange range(nullptr); }, "ProfileRange: expected a name, got a null pointer");
+  expect_error([&] { profiler.ops(); }, "profiler: call stop before ops");
+  expect_error([&] { profiler.kernels(); }, "profiler: call stop before kernels");
+  expect_error([&] { profiler.wall_ms(); }, "profiler: call stop before wall_ms");
+  expect_error([&] { profiler.device_busy_ms(); }, "profiler: call stop before device_busy_ms");
 }
 
 TEST(Profiler, TableIsPerStep) {

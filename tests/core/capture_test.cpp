@@ -14,6 +14,21 @@ TEST(Capture, RunsImmediatelyOutsideACapture) {
   EXPECT_NO_THROW(check_not_capturing("item"));
 }
 
+TEST(Capture, RefusesEmptyFunctions) {
+  detail::Capture capture;
+  const auto refused = [] {
+    try {
+      on_each_replay(nullptr);
+    } catch (const Error& error) {
+      return std::string(error.what()) == "on_each_replay: expected a function to call, got an empty one";
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused());
+  const detail::Capturing capturing(capture);
+  EXPECT_TRUE(refused());
+}
+
 TEST(Capture, KeepsCallsForReplays) {
   detail::Capture capture;
   std::vector<int> order;

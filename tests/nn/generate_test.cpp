@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
+#include <type_traits>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
@@ -359,6 +361,43 @@ TEST(Generate, KeepsTheModeAndRecordsNothing) {
   EXPECT_FALSE(tokens.requires_grad());
 }
 
+std::vector<bool> modes_of(nn::Module& module) {
+  std::vector<bool> modes;
+  for (const nn::NamedModule& part : module.named_modules()) {
+    modes.push_back(part.module->is_training());
+  }
+  return modes;
+}
+
+TEST(Generate, ChangesNoModulesMode) {
+  manual_seed(17);
+  nn::GPT gpt = randomized(nn::GPT(gpt_config()), float64, Device::cpu());
+  const nn::GenerateOptions greedy{.count = 8, .sampling = {.temperature = 0}};
+  const std::vector<Tokens> expected = nn::generate(gpt, kPrompts, greedy);
+  for (const bool training : {true, false}) {
+    gpt.train(training);
+    gpt.h[1].train(!training);
+    const std::vector<bool> modes = modes_of(gpt);
+    EXPECT_NE(std::count(modes.begin(), modes.end(), true), 0);
+    EXPECT_NE(std::count(modes.begin(), modes.end(), false), 0);
+    EXPECT_EQ(nn::generate(gpt, kPrompts, greedy), expected);  // without dropout
+    EXPECT_EQ(modes_of(gpt), modes);
+
+    nn::GenerateOptions throws = greedy;
+    throws.on_token = [&](std::size_t, std::int64_t) -> bool {
+      const std::vector<bool> here = modes_of(gpt);
+      EXPECT_EQ(std::count(here.begin(), here.end(), true), 0);
+      std::vector<bool> elsewhere;  // where the model may be training
+      std::thread([&] { elsewhere = modes_of(gpt); }).join();
+      EXPECT_EQ(elsewhere, modes);
+      fail("the callback failed");
+    };
+    expect_error([&] { nn::generate(gpt, kPrompts, throws); }, "the callback failed");
+    EXPECT_EQ(modes_of(gpt), modes);
+    EXPECT_TRUE(autograd::grad_enabled());
+  }
+}
+
 TEST(Generate, Errors) {
   manual_seed(8);
   nn::Llama llama = randomized(nn::Llama(llama_config()), float32, Device::cpu());
@@ -410,6 +449,9 @@ std::vector<std::pair<std::int64_t, double>> candidates_of(Values logits, const 
   }
   return result;
 }
+
+// A copy would draw from the same random numbers.
+static_assert(!std::is_copy_constructible_v<nn::Sampler> && !std::is_copy_assignable_v<nn::Sampler>);
 
 TEST(Sampler, DrawsFromTheCandidates) {
   manual_seed(9);
@@ -467,6 +509,22 @@ TEST(Sampler, SameTokensOnBothDevices) {
       for (int i = 0; i < 2; ++i) {
         EXPECT_EQ(device(logits.to(Device::cuda()), seen.to(Device::cuda())), host(logits, seen));
       }
+    }
+  }
+}
+
+TEST(Sampler, PenaltiesLowerNegativeLogits) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float32, float64}) {
+      const auto drawn = [&](const Values& logits, double penalty) {
+        const Tensor row = from_data(logits, {1, 2}, device).to(dtype);
+        const Tensor seen = from_data<std::int64_t>({1, 0}, {1, 2}, device).to(boolean);
+        return nn::Sampler({.temperature = 0, .repetition_penalty = penalty})(row, seen)[0];
+      };
+      EXPECT_EQ(drawn({-1, -1.5}, 2), 1);    // −2 and −1.5
+      EXPECT_EQ(drawn({-2, -1.5}, 0.5), 0);  // −1 and −1.5
+      EXPECT_EQ(drawn({1.5, 1}, 2), 1);      // 0.75 and 1
+      EXPECT_EQ(drawn({0.75, 1}, 0.5), 0);   // 1.5 and 1
     }
   }
 }

@@ -1,6 +1,9 @@
 #include <tests/nn/small_models.h>
 
 #include <algorithm>
+#include <functional>
+#include <type_traits>
+#include <utility>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/nn/generate.h>
@@ -94,6 +97,80 @@ TEST(KeyValueCache, GrowsPastItsFirstMemory) {
                1e-10);
 }
 
+// After clear(), no padding is left: neither in the masks and positions, nor in the length of the longest text.
+template <class Model, class Config>
+void expect_cleared_padding(const Config& config, Device device) {
+  manual_seed(5);
+  const Model model = randomized(Model(config), float64, device);
+  const autograd::NoGrad no_grad;
+  const Tensor tokens = randint(0, 13, {3, 9}, int64, device);
+  nn::KeyValueCache cache = model.new_cache(3);
+  for (const Tokens& padding : {Tokens{4, 0, 6}, Tokens{3, 5, 2}}) {
+    cache.set_padding(padding);
+    model(slice(tokens, 1, 0, 7), cache);
+    cache.clear();
+    EXPECT_EQ(cache.length(), 0);
+    EXPECT_EQ(cache.longest(), 0);
+    const Tensor expected = model(tokens);
+    expect_close(model(slice(tokens, 1, 0, 8), cache), slice(expected, 1, 0, 8), 1e-11, 1e-11);
+    expect_close(model(slice(tokens, 1, 8, 9), cache), slice(expected, 1, 8, 9), 1e-11, 1e-11);
+    EXPECT_EQ(cache.longest(), 9);
+    cache.clear();
+  }
+}
+
+TEST(KeyValueCache, ClearForgetsThePadding) {
+  for (const Device device : test_devices()) {
+    expect_cleared_padding<nn::GPT>(gpt_config(), device);
+    expect_cleared_padding<nn::Llama>(llama_config(), device);
+  }
+}
+
+static_assert(!std::is_copy_constructible_v<nn::KeyValueCache> && !std::is_copy_assignable_v<nn::KeyValueCache>);
+
+TEST(KeyValueCache, ClonesAndMoves) {
+  manual_seed(18);
+  for (const Device device : test_devices()) {
+    for (const std::int64_t window : {0, 6}) {
+      const nn::Llama llama = randomized(nn::Llama(llama_config()), float64, device);
+      const autograd::NoGrad no_grad;
+      const Tensor tokens = randint(0, 13, {2, 8}, int64, device);
+      const auto part = [&](std::int64_t begin, std::int64_t end) { return slice(tokens, 1, begin, end); };
+      nn::KeyValueCache reference = llama.new_cache(2, window);
+      reference.set_padding({0, 1});
+      const Tensor one = (llama(part(0, 5), reference), llama(part(5, 6), reference));
+      const Tensor after_one = llama(part(7, 8), reference);
+      reference.clear();
+      reference.set_padding({0, 1});
+      const Tensor other = (llama(part(0, 5), reference), llama(part(6, 7), reference));
+      const Tensor after_other = llama(part(7, 8), reference);
+
+      nn::KeyValueCache cache = llama.new_cache(2, window);
+      cache.set_padding({0, 1});
+      llama(part(0, 5), cache);
+      nn::KeyValueCache clone = cache.clone();
+      EXPECT_EQ(clone.length(), 5);
+      expect_close(llama(part(5, 6), cache), one, 0, 0);
+      EXPECT_EQ(clone.length(), 5);
+      expect_close(llama(part(6, 7), clone), other, 0, 0);
+      nn::KeyValueCache& gone = cache;
+      nn::KeyValueCache moved = std::move(cache);
+      expect_close(llama(part(7, 8), moved), after_one, 0, 0);
+      moved.clear();
+      EXPECT_EQ(clone.length(), 6);
+      expect_close(llama(part(7, 8), clone), after_other, 0, 0);
+
+      for (const auto& use : std::vector<std::function<void()>>{[&] { llama(part(0, 1), gone); }, [&] { gone.clear(); },
+                                                                [&] { gone.clone(); }, [&] { gone.reserve(1); },
+                                                                [&] {
+                                                                  gone.set_padding({0, 0});
+                                                                }}) {
+        expect_error(use, "KeyValueCache: used after it was moved from");
+      }
+    }
+  }
+}
+
 // Attention of each position to itself and the window − 1 before it.
 TEST(KeyValueCache, AWindowIsARing) {
   manual_seed(14);
@@ -181,7 +258,14 @@ TEST(KeyValueCache, Errors) {
       [&] {
         gpt(zeros({1, 5}, int64), cache);
       },
-      "expected keys and values of shape [2, 2, 5, 4], got [1, 2, 5, 4]");
+      "KeyValueCache: expected tokens of 2 sequences, the cache's batch, got 1");
+  const nn::Llama llama = randomized(nn::Llama(llama_config()), float32, Device::cpu());
+  nn::KeyValueCache of_three = llama.new_cache(3);
+  expect_error(
+      [&] {
+        llama.next_token_logits(zeros({1, 1}, int64), of_three);
+      },
+      "expected tokens of 3 sequences, the cache's batch, got 1");
   expect_error([&] { gpt(zeros({2, 0}, int64), cache); }, "expected at least 1 new position, got 0");
   expect_error([&] { gpt(zeros({2, 21}, int64), cache); }, "GPT: expected at most 20 tokens, the context, got 21");
   expect_error([&] { cache.set_padding({1}); }, "expected the padding of 2 sequences, got 1");

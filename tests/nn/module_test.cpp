@@ -171,7 +171,11 @@ TEST(Module, LoadListsEverythingThatIsWrongAndWritesNothing) {
   EXPECT_EQ(pair.scale.item(), 1);
 
   state.erase("first.weight");
-  pair.load_state_dict(state, false);
+  for (const bool assign : {false, true}) {
+    const nn::LoadDifferences differences = pair.load_state_dict(state, false, assign);
+    EXPECT_EQ(differences.missing, (std::vector<std::string>{"first.weight", "second.mean"}));
+    EXPECT_EQ(differences.unexpected, (std::vector<std::string>{"extra"}));
+  }
   EXPECT_EQ(pair.scale.item(), 7);
   expect_close(pair.first.weight, {2, 2, 2}, 0, 0);
 }

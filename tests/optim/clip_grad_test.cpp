@@ -4,7 +4,11 @@
 
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/optim/clip_grad.h>
+#include <mica/optim/grad_scaler.h>
+#include <mica/optim/sgd.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -96,6 +100,37 @@ TEST(ClipGradNorm, NonFiniteNorms) {
   }
   EXPECT_EQ(optim::clip_grad_norm_({}, 1).item(), 0);
   expect_error([] { optim::clip_grad_norm_({}, -1); }, "expected max_norm >= 0, got -1");
+}
+
+TEST(ClipGradNorm, RefusedBeforeTheStepOfAScaler) {
+  for (const Device device : test_devices()) {
+    const Tensor x = zeros({2}, float32, device).requires_grad_();
+    optim::SGD sgd({x}, {.lr = 1});
+    optim::GradScaler scaler({.init_scale = 4});
+    const auto backward = [&] {
+      sgd.zero_grad();
+      scaler.scale(sum(x * from_data({3.0F, 4.0F}, device))).backward();
+    };
+    backward();
+    optim::clip_grad_norm_({x}, 1);
+    expect_error(
+        [&] { sgd.step({.scaler = &scaler}); },
+        "SGD: the gradient of a parameter of shape [2] was clipped by clip_grad_norm_ while it was still scaled");
+    expect_close(x, std::vector<double>{0, 0}, 0, 0);
+    sgd.step();  // of gradients that are not scaled
+    expect_close(x, std::vector<double>{-0.6, -0.8}, 1e-6, 0);
+    // Without a limit, it only measures.
+    backward();
+    EXPECT_EQ(optim::clip_grad_norm_({x}, INFINITY).item(), 20);
+    sgd.step({.scaler = &scaler});
+    expect_close(x, std::vector<double>{-3.6, -4.8}, 1e-6, 0);
+    // The next gradient is a new one.
+    backward();
+    optim::clip_grad_norm_({x}, 1);
+    backward();
+    sgd.step({.max_grad_norm = 2.5, .scaler = &scaler});
+    expect_close(x, std::vector<double>{-5.1, -6.8}, 1e-6, 0);
+  }
 }
 
 TEST(ClipGradNorm, ParametersCountOnce) {

@@ -1,8 +1,15 @@
 #include <tests/support.h>
 
+#include <optional>
+#include <type_traits>
+
+#include <mica/autograd/grad_mode.h>
+#include <mica/core/capture.h>
 #include <mica/core/rng.h>
 #include <mica/nn/linear.h>
+#include <mica/ops/inplace/inplace.h>
 #include <mica/optim/ema.h>
+#include <mica/optim/grad_scaler.h>
 #include <mica/optim/groups.h>
 #include <mica/optim/sgd.h>
 
@@ -52,6 +59,65 @@ TEST(Ema, Swap) {
     EXPECT_FALSE(ema.is_swapped());
     expect_close(x, Values{3, 5}, 0, 0);
     expect_close(ema.averages()[0], Values{2, 3.5}, 0, 0);
+  }
+}
+
+static_assert(!std::is_copy_constructible_v<optim::Ema> && !std::is_copy_constructible_v<optim::GradScaler>);
+
+TEST(Ema, WritesWhileSwappedAreNotLost) {
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({1.0F, 2.0F}, device).to(bfloat16).detach().requires_grad_();
+    const Tensor alone = ones({2}, bfloat16, device).requires_grad_();
+    optim::SGD sgd({x, alone}, {.lr = 1});
+    x.set_grad(ones({2}, bfloat16, device));
+    sgd.step();  // 0, 1
+    detail::Capture capture;
+    {
+      const detail::Capturing capturing(capture);
+      sgd.step();
+    }
+    x.set_data(from_data({3.0F, 5.0F}, device).to(bfloat16));
+    std::optional<optim::Ema> ema(std::in_place, Tensors{x}, 0.5);
+    x.set_data(from_data({5.0F, 6.0F}, device).to(bfloat16));
+    x.set_grad(ones({2}, bfloat16, device));
+    ema->update();
+    ema->swap();
+    const std::string refused = "SGD: step was called while a parameter of shape [2] holds the average of an Ema";
+    expect_error([&] { sgd.step(); }, refused);
+    expect_error([&] { capture.calls.back()(); }, refused);  // as a replay does
+    expect_close(x, Values{4, 5.5}, 0, 0);
+    expect_error([&] { ema->load_state_dict(ema->state_dict()); }, "Ema: load_state_dict() was called while");
+    x.set_grad({});
+    alone.set_grad(ones({2}, bfloat16, device));
+    sgd.step();  // of others
+    expect_close(alone, Values{0, 0}, 0, 0);
+
+    x.set_data(x.detach().to(float32));  // moves, but is not another value
+    ema->swap();
+    expect_close(x, Values{5, 6}, 0, 0);
+    x.set_grad(ones({2}, float32, device));
+    sgd.step();
+    expect_close(x, Values{4, 5}, 0, 0);
+
+    ema->swap();
+    {
+      const autograd::NoGrad no_grad;
+      copy_(x, zeros({2}, float32, device));
+    }
+    for (int i = 0; i < 2; ++i) {
+      expect_error([&] { ema->swap(); }, "Ema: swap: parameter 0 of shape [2] was written by copy_ while it held");
+      EXPECT_TRUE(ema->is_swapped());
+      expect_close(x, Values{0, 0}, 0, 0);
+    }
+    ema.reset();  // the parameter keeps what it has
+    sgd.step();
+    expect_close(x, Values{-1, -1}, 0, 0);
+
+    ema.emplace(Tensors{x}, 0.5);
+    ema->swap();
+    ema.reset();
+    sgd.step();
+    expect_close(x, Values{-2, -2}, 0, 0);
   }
 }
 

@@ -120,6 +120,25 @@ TEST(MasterWeights, FollowParametersThatMove) {
   }
 }
 
+TEST(MasterWeights, AreComparedWithTheParameterAfterALoad) {
+  for (const Device device : test_devices()) {
+    const Tensor x = ones({3}, bfloat16, device).requires_grad_();
+    optim::SGD optimizer({x}, {.lr = 1});
+    x.set_grad(zeros({3}, bfloat16, device));
+    optimizer.step();
+    StateDict earlier = optimizer.state_dict();
+    earlier.at("state.0.master") = earlier.at("state.0.master") + 0;  // a copy: 1
+    x.set_grad(ones({3}, bfloat16, device));
+    optimizer.step();
+    // The loaded master weights belong to another value of the parameter, which was not written since the last step.
+    optimizer.load_state_dict(earlier);
+    x.set_grad(zeros({3}, bfloat16, device));
+    optimizer.step();
+    expect_close(x, std::vector<double>(3, 0), 0, 0);
+    expect_close(optimizer.state_dict().at("state.0.master"), std::vector<double>(3, 0), 0, 0);
+  }
+}
+
 TEST(MasterWeights, StateDictRoundTrip) {
   for (const Device device : test_devices()) {
     manual_seed(3);
