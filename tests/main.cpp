@@ -3,13 +3,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include <mica/core/parallel.h>
-
 #if defined(MICA_ADDRESS_SANITIZER)
 // Tests that request more memory than there is expect mica's error, not the sanitizer's. Leaks are failures.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1:detect_leaks=1"; }
-// Ignores leaks of the threads of LLVM's OpenMP, which never end.
-extern "C" const char* __lsan_default_suppressions() { return "leak:libomp.so"; }
 #endif
 #if defined(MICA_THREAD_SANITIZER)
 extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
@@ -17,9 +13,6 @@ extern "C" const char* __tsan_default_options() { return "allocator_may_return_n
 
 int main(int argc, char** argv) {
   setenv("MICA_POISON", "1", 0);  // fills uninitialized memory with NaN; MICA_POISON=0 disables this
-#if defined(MICA_THREAD_SANITIZER)
-  mica::set_num_threads(1);  // ThreadSanitizer does not understand libgomp's synchronization
-#endif
   testing::InitGoogleTest(&argc, argv);
   const int status = RUN_ALL_TESTS();
   if (!testing::GTEST_FLAG(list_tests)) {
