@@ -55,8 +55,8 @@ thread_local bool inside_parallel_for = false;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPartsPerThread = 4;  // so that the others can take most of a slow thread's share
-// Spinning longer than it takes to wake a thread would cost more than it saves.
-constexpr Clock::duration kLongestSpin = std::chrono::microseconds(50);
+// A few times as long as it takes to wake a thread, which is slower on virtual machines.
+constexpr Clock::duration kLongestSpin = std::chrono::microseconds(200);
 constexpr Clock::duration kShortestSpin = std::chrono::microseconds(1);
 
 void pause() {

@@ -361,7 +361,7 @@ MPI_Op made_operator() {
 
 template <class T>
 MPI_Datatype type_16() {
-  static const MPI_Datatype type = [] {
+  static MPI_Datatype type = [] {
     MPI_Datatype made = MPI_DATATYPE_NULL;
     check_mpi(MPI_Type_contiguous(2, MPI_BYTE, &made), "MPI_Type_contiguous");
     check_mpi(MPI_Type_commit(&made), "MPI_Type_commit");
@@ -373,15 +373,15 @@ MPI_Datatype type_16() {
 template <class T>
 MPI_Op operator_of(Reduction reduction) {
   if (reduction == Reduction::min) {
-    static const MPI_Op least = made_operator<T, Least>();
+    static MPI_Op least = made_operator<T, Least>();
     return least;
   }
   if (reduction == Reduction::max) {
-    static const MPI_Op greatest = made_operator<T, Greatest>();
+    static MPI_Op greatest = made_operator<T, Greatest>();
     return greatest;
   }
   if constexpr (sizeof(T) == 2) {
-    static const MPI_Op sum = made_operator<T, Sum>();
+    static MPI_Op sum = made_operator<T, Sum>();
     return sum;
   }
   return MPI_SUM;

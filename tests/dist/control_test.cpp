@@ -317,6 +317,7 @@ TEST(Control, TellsAllRanksThatRank0Failed) {
   ranks.on_each([&](int rank) {
     if (rank == 0) {
       ranks.controls[0]->report_failure("no space left");
+      EXPECT_TRUE(ranks.controls[0]->failed()) << "the process may end now, so the others must have been told";
     } else {
       failures[rank] = ranks.failure_of(rank);
     }
