@@ -1,25 +1,48 @@
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
 #include <exception>
+#include <string_view>
+#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <mica/core/callable.h>
 #include <mica/core/parallel.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace mica {
 
 namespace {
 
+using Body = std::function<void(std::int64_t, std::int64_t)>;
+
 int default_threads() {
-#ifdef _OPENMP
-  return std::min(omp_get_max_threads(), kMaxThreads);
-#else
-  return 1;
+  if (const char* const text = std::getenv("OMP_NUM_THREADS"); text != nullptr && *text != '\0') {
+    const std::string_view given(text);
+    const std::string_view first = given.substr(0, given.find(','));  // OpenMP's list is for nested parallelism
+    int n = 0;
+    const auto [end, error] = std::from_chars(first.data(), first.data() + first.size(), n);
+    check(error == std::errc() && end == first.data() + first.size() && n >= 1,
+          "OMP_NUM_THREADS: expected a number of threads, got \"{}\"", given);
+    return std::min(n, kMaxThreads);
+  }
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
+#if defined(__linux__)
+  cpu_set_t allowed;  // not all cores in some containers and under taskset
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+    cores = CPU_COUNT(&allowed);
+  }
 #endif
+  return std::clamp(cores, 1, kMaxThreads);
 }
 
 std::atomic<int>& thread_count() {
@@ -28,6 +51,225 @@ std::atomic<int>& thread_count() {
 }
 
 thread_local bool inside_parallel_for = false;
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPartsPerThread = 4;  // so that the others can take most of a slow thread's share
+// A few times as long as it takes to wake a thread, which is slower on virtual machines.
+constexpr Clock::duration kLongestSpin = std::chrono::microseconds(200);
+constexpr Clock::duration kShortestSpin = std::chrono::microseconds(1);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// How one thread waits: it spins, then sleeps. While waits are long, as they are if the other threads have no core, it
+/// spins less, since that would only keep the core from them.
+class Waiting {
+ public:
+  /// Returns when done(value).
+  template <class Done>
+  void wait(const std::atomic<std::uint32_t>& value, const Done& done) {
+    constexpr int kPauses = 16;  // between two looks at the clock
+    const Clock::time_point begin = Clock::now();
+    do {
+      for (int i = 0; i < kPauses; ++i) {
+        if (done(value.load(std::memory_order_acquire))) {
+          lengthen();
+          return;
+        }
+        pause();
+      }
+    } while (Clock::now() - begin < spin_);
+    for (std::uint32_t now = value.load(std::memory_order_acquire); !done(now);
+         now = value.load(std::memory_order_acquire)) {
+      value.wait(now, std::memory_order_acquire);
+    }
+    if (Clock::now() - begin < 2 * kLongestSpin) {  // the time to wake up is included
+      lengthen();
+    } else {
+      spin_ = std::max(spin_ / 2, kShortestSpin);
+    }
+  }
+
+ private:
+  // Slowly: an operating system takes a core away every few milliseconds, after many short waits.
+  void lengthen() { spin_ = std::min(spin_ + kLongestSpin / 128, kLongestSpin); }
+
+  Clock::duration spin_ = kLongestSpin;
+};
+
+/// [0, n) in `count` parts of nearly equal length.
+struct Parts {
+  std::int64_t n = 0, count = 1;
+
+  // The first n % count parts are longer by one. (n · part would overflow for large n.)
+  std::int64_t begin(std::int64_t part) const { return n / count * part + std::min(part, n % count); }
+
+  void run(const Body& body, std::int64_t part) const {
+    struct Inside {
+      Inside() { inside_parallel_for = true; }
+      ~Inside() { inside_parallel_for = false; }
+    } const inside;
+    body(begin(part), begin(part + 1));
+  }
+};
+
+/// Threads that help a caller of parallel_for. Each thread, including the caller, has a share of the parts and takes
+/// one after the other, then parts of other shares. So a thread without a core delays the others by one part at most.
+/// If all have cores, a thread mostly gets the same parts in each call, and its cache has their data.
+class Pool {
+ public:
+  explicit Pool(const Pool* parent) : parent_(parent) {}
+
+  /// The pool of this process.
+  static Pool& current();
+
+  /// Whether the calling thread has the pool now.
+  bool take() { return !taken_.exchange(true, std::memory_order_acquire); }
+  void give_back() { taken_.store(false, std::memory_order_release); }
+
+  /// Runs the parts from `first` on, on this many threads. Throws their first exception.
+  void run(const Body& body, const Parts& parts, std::int64_t first, int threads) {
+    start(threads - 1);
+    body_ = &body;
+    parts_ = parts;
+    const Parts shares{.n = parts.count - first, .count = std::min<std::int64_t>(parts.count - first, threads)};
+    unfinished_.store(static_cast<std::uint32_t>(shares.n), std::memory_order_relaxed);
+    used_shares_.store(static_cast<int>(shares.count), std::memory_order_relaxed);
+    for (std::int64_t i = 0; i < shares.count; ++i) {
+      const auto begin = static_cast<std::uint64_t>(first + shares.begin(i));
+      const auto end = static_cast<std::uint64_t>(first + shares.begin(i + 1));
+      shares_[static_cast<std::size_t>(i)].left.store(begin << 32 | end, std::memory_order_release);
+    }
+    calls_.fetch_add(1, std::memory_order_release);
+    if (shares.count == threads) {
+      calls_.notify_all();
+    } else {
+      for (std::int64_t i = 1; i < shares.count; ++i) {
+        calls_.notify_one();
+      }
+    }
+    help(0);
+    waiting_.wait(unfinished_, [](std::uint32_t left) { return left == 0; });
+    if (failed_.exchange(false, std::memory_order_relaxed)) {
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+  }
+
+ private:
+  struct alignas(64) Share {
+    std::atomic<std::uint64_t> left{0};  // the parts from left >> 32 to left mod 2³²
+  };
+
+  /// Starts as many helpers, or as many as the system allows.
+  void start(int count) {
+    if (count + 1 == static_cast<int>(shares_.size())) {
+      return;
+    }
+    end();
+    used_shares_.store(0, std::memory_order_relaxed);  // shares_ may become shorter
+    shares_ = std::vector<Share>(static_cast<std::size_t>(count) + 1);
+    for (int id = 1; id <= count; ++id) {
+      try {
+        helpers_.emplace_back([this, id] { serve(id); });
+      } catch (const std::system_error&) {
+        break;  // at worst, the caller computes alone
+      }
+    }
+  }
+
+  /// Ends the helpers.
+  void end() {
+    ending_.store(true, std::memory_order_relaxed);
+    calls_.fetch_add(1, std::memory_order_release);
+    calls_.notify_all();
+    for (std::thread& helper : helpers_) {
+      helper.join();
+    }
+    helpers_.clear();
+    ending_.store(false, std::memory_order_relaxed);
+  }
+
+  void serve(int id) {
+    Waiting waiting;
+    for (;;) {
+      const std::uint32_t call = calls_.load(std::memory_order_acquire);
+      if (ending_.load(std::memory_order_relaxed)) {
+        return;
+      }
+      help(id);
+      waiting.wait(calls_, [call](std::uint32_t now) { return now != call; });
+    }
+  }
+
+  /// Runs parts until all are taken: those of the thread's own share from its begin, those of others from their end.
+  void help(int id) {
+    const int shares = used_shares_.load(std::memory_order_relaxed);
+    for (int i = 0; i < shares; ++i) {
+      const int owner = (id + i) % shares;
+      std::atomic<std::uint64_t>& left = shares_[static_cast<std::size_t>(owner)].left;
+      std::uint64_t was = left.load(std::memory_order_relaxed);
+      while (was >> 32 < static_cast<std::uint32_t>(was)) {
+        const std::uint64_t next = owner == id ? was + (std::uint64_t{1} << 32) : was - 1;
+        // A helper that comes late takes a part of the next call here, which is as good.
+        if (left.compare_exchange_weak(was, next, std::memory_order_acquire, std::memory_order_relaxed)) {
+          run_part(owner == id ? was >> 32 : static_cast<std::uint32_t>(next));
+          was = left.load(std::memory_order_relaxed);
+        }
+      }
+    }
+  }
+
+  void run_part(std::uint64_t part) {
+    try {
+      parts_.run(*body_, static_cast<std::int64_t>(part));
+    } catch (...) {
+      if (!failed_.exchange(true, std::memory_order_relaxed)) {
+        error_ = std::current_exception();
+      }
+    }
+    if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      unfinished_.notify_one();
+    }
+  }
+
+  [[maybe_unused]] const Pool* const parent_;  // of the process that forked this one, so that it is no leak
+  std::vector<std::thread> helpers_;
+  Waiting waiting_;  // of the caller
+  // The current call. Whoever has taken a part reads it; it stays until all parts are finished.
+  const Body* body_ = nullptr;
+  Parts parts_;
+  std::vector<Share> shares_;
+  std::atomic<int> used_shares_{0};
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false}, ending_{false};
+  alignas(64) std::atomic<bool> taken_{false};
+  alignas(64) std::atomic<std::uint32_t> calls_{0};       // helpers wait for the next
+  alignas(64) std::atomic<std::uint32_t> unfinished_{0};  // parts; the caller waits for 0
+};
+
+Pool& Pool::current() {
+  static Pool* pool = nullptr;  // never destroyed, since static destructors may still call parallel_for
+  struct Lifetime {
+    Lifetime() {
+      pool = new Pool(nullptr);
+      pthread_atfork(nullptr, nullptr, [] { pool = new Pool(pool); });  // the child has none of the threads
+    }
+    ~Lifetime() {
+      // At exit. From now on, callers compute alone, as if another thread had the pool.
+      if (pool->take()) {
+        pool->end();
+      }
+    }
+  };
+  static const Lifetime lifetime;
+  return *pool;
+}
 
 }  // namespace
 
@@ -38,41 +280,31 @@ void set_num_threads(int n) {
   thread_count().store(n, std::memory_order_relaxed);
 }
 
-void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
+void parallel_for(std::int64_t n, std::int64_t grain, const Body& body) {
   if (n <= 0) {
     return;
   }
   check_callable(body, "parallel_for");
   const std::int64_t least = std::max<std::int64_t>(grain, 1);
   const std::int64_t most = n / least + (n % least > 0 ? 1 : 0);
-  const int parts = static_cast<int>(std::min<std::int64_t>(num_threads(), most));
-  if (parts <= 1 || inside_parallel_for) {
+  const int threads = num_threads();
+  const Parts parts{.n = n, .count = std::min<std::int64_t>(threads > 1 ? kPartsPerThread * threads : 1, most)};
+  if (parts.count <= 1 || inside_parallel_for) {
     body(0, n);
     return;
   }
-#ifdef _OPENMP
-  std::exception_ptr error;
-  std::atomic<bool> failed{false};
-  // The first n % parts ranges are longer by one. (n · part would overflow for large n.)
-  const auto start_of = [&](int part) { return n / parts * part + std::min<std::int64_t>(part, n % parts); };
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-  for (int part = 0; part < parts; ++part) {
-    inside_parallel_for = true;
-    try {
-      body(start_of(part), start_of(part + 1));
-    } catch (...) {
-      if (!failed.exchange(true)) {
-        error = std::current_exception();
-      }
+  Pool& pool = Pool::current();
+  for (std::int64_t part = 0; part < parts.count; ++part) {
+    if (pool.take()) {
+      struct GiveBack {
+        Pool& pool;
+        ~GiveBack() { pool.give_back(); }
+      } const give_back{pool};
+      pool.run(body, parts, part, threads);
+      return;
     }
-    inside_parallel_for = false;
+    parts.run(body, part);  // while another thread has the pool
   }
-  if (error) {
-    std::rethrow_exception(error);
-  }
-#else
-  body(0, n);
-#endif
 }
 
 }  // namespace mica

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -65,6 +66,8 @@ void check_parts(const char* op, const Tensor& whole, const Tensor& part, int si
 }
 
 void check_reduction(const char* op, const Tensor& x, Reduction reduction) {
+  check(reduction >= Reduction::sum && reduction <= Reduction::max,
+        "{}: expected sum, mean, min or max, got Reduction({})", op, static_cast<int>(reduction));
   check(reduction != Reduction::mean || is_floating(x.dtype()), "{}: expected a floating dtype for a mean, got {}", op,
         x.dtype());
   check(reduction != Reduction::sum || x.dtype() != boolean, "{}: expected numbers for a sum, got {}", op, x.dtype());
@@ -278,7 +281,15 @@ void at_exit(int status, void* /*unused*/) {
       std::this_thread::sleep_for(std::chrono::seconds(2));
     }
   } else {
+    const bool was_well = !own->control->failed();
     own->control->leave();
+    if (was_well && own->control->failed()) {
+      // For example, the last collective was another one on some rank, so results may be wrong.
+      std::fprintf(stderr, "rank %d: %s\n", own->control->rank(), own->control->verdict().c_str());
+      (void)std::fflush(nullptr);
+      own->control->close();
+      _exit(1);
+    }
 #if MICA_WITH_MPI
     if (own->over_mpi && !own->control->failed()) {
       detail::mpi_finalize();

@@ -65,7 +65,8 @@ class Group {
   int size() const;
 
   /// Combines x, of any shape, elementwise over all ranks, and writes the result to x on each. Float16 and bfloat16 are
-  /// rounded after each addition. Throws for a `mean` of integers and a sum of booleans.
+  /// rounded after each addition. `min` and `max` of elements of which one is NaN are NaN on the CPU; NCCL promises no
+  /// result for them. Throws for a `mean` of integers and a sum of booleans.
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum) const;
   Work start_all_reduce(const Tensor& x, Reduction reduction = Reduction::sum) const;
 

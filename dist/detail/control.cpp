@@ -196,7 +196,8 @@ void Control::leave() {
   }
   leaving_ = true;
   wake();
-  changed_.wait_for(lock, std::chrono::seconds(1), [this] { return left_ || failed() || ended_; });
+  changed_.wait_for(lock, std::chrono::duration<double>(options_.judge.silence),
+                    [this] { return settled_ || failed() || ended_; });
 }
 
 void Control::close() {
@@ -296,6 +297,7 @@ void Control::converse() {
       for (int rank = 1; rank < size_; ++rank) {
         hear(rank);
       }
+      settle();
       if (const std::optional<std::string>& verdict = judge_->verdict(now())) {
         for (int rank = 1; rank < size_; ++rank) {
           if (connections_[rank]) {
@@ -305,7 +307,7 @@ void Control::converse() {
         }
         pronounce(*verdict);
         ends = true;
-      } else if (closing && judge_->all_left()) {
+      } else if (closing && judge_->all_left() && !judge_->has_suspicion()) {
         for (int rank = 1; rank < size_; ++rank) {
           if (connections_[rank]) {
             send(*connections_[rank], Type::all_left, {});
@@ -457,6 +459,12 @@ void Control::handle(int rank, const Message& message) {
     case Type::alive: break;
     case Type::verdict: pronounce(reader.text()); break;
     case Type::all_left: all_left_ = true; break;
+    case Type::settled: {
+      const std::lock_guard lock(mutex_);
+      settled_ = true;
+      changed_.notify_all();
+      break;
+    }
     case Type::result: {
       const auto group = reader.value<std::uint64_t>();
       const Key key(group, reader.value<std::uint64_t>());
@@ -499,6 +507,9 @@ void Control::handle_at_hub(int rank, const Message& message) {
     case Type::leave: {
       const std::string failure = reader.text();
       judge_->leave(rank, !failure.empty(), failure, time);
+      if (failure.empty()) {
+        unsettled_.insert(rank);
+      }
       break;
     }
     case Type::trouble: judge_->trouble(rank, reader.text(), time); break;
@@ -509,6 +520,23 @@ void Control::handle_at_hub(int rank, const Message& message) {
       break;
     default: mica::fail("a message of unknown type {}", message.type);
   }
+}
+
+// Tells ranks that have left that they called the same collectives as the others.
+void Control::settle() {
+  std::erase_if(unsettled_, [this](int rank) {
+    if (!judge_->has_settled(rank)) {
+      return false;
+    }
+    if (rank == 0) {
+      const std::lock_guard lock(mutex_);
+      settled_ = true;
+      changed_.notify_all();
+    } else if (connections_[rank]) {
+      send(*connections_[rank], Type::settled, {});
+    }
+    return true;
+  });
 }
 
 void Control::add_to_exchange(int rank, Reader& reader) {
@@ -522,6 +550,9 @@ void Control::add_to_exchange(int rank, Reader& reader) {
   parts[rank] = reader.bytes();
   if (parts.size() < members->size()) {
     return;
+  }
+  if (judge_->has_suspicion()) {
+    return;  // These ranks may have called different collectives, and a verdict follows.
   }
   Bytes all = Writer().value(group).value(number).value(static_cast<std::uint32_t>(members->size())).take();
   std::vector<Bytes> in_order;

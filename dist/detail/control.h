@@ -90,7 +90,8 @@ class Control {
   void report_trouble(const std::string& reason);
   /// Reports that this process ends because of `reason`. Waits up to a second until the report was sent.
   void report_failure(const std::string& reason);
-  /// Reports that this process ends normally and takes part in no more collectives.
+  /// Reports that this process ends normally and takes part in no more collectives. Waits until rank 0 has compared its
+  /// collectives with those of the other ranks, or a rank has failed; at most as long as a rank may be silent.
   void leave();
   /// Ends the thread. On rank 0, first waits until all others have left, or one has failed.
   void close();
@@ -121,7 +122,8 @@ class Control {
     exchange,
     result,
     verdict,
-    all_left
+    all_left,
+    settled
   };
 
   struct Outgoing {
@@ -153,6 +155,7 @@ class Control {
   void hear(int rank);
   void handle(int rank, const Message& message);
   void handle_at_hub(int rank, const Message& message);
+  void settle();
   void add_to_exchange(int rank, Reader& reader);
   void pronounce(const std::string& verdict);
   void linger(double seconds);
@@ -178,7 +181,7 @@ class Control {
   int calls_ = 0;          // functions of on_verdict() and on_verdict_apart() that are running
   std::vector<std::function<void()>> on_verdict_, apart_calls_;
   std::vector<std::string> tasks_;
-  bool leaving_ = false, left_ = false, closing_ = false, ended_ = false, cut_ = false;
+  bool leaving_ = false, left_ = false, closing_ = false, ended_ = false, cut_ = false, settled_ = false;
   std::string failure_;  // why this process leaves; empty: it ends normally
 
   // Used by the thread only.
@@ -189,6 +192,7 @@ class Control {
   bool all_left_ = false;
   std::unique_ptr<Judge> judge_;  // on rank 0 only
   std::map<Key, std::map<int, Bytes>> exchanges_;
+  std::set<int> unsettled_;  // ranks that have left and wait until their collectives have been compared
 };
 
 }  // namespace mica::dist::detail

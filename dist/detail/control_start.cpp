@@ -22,6 +22,7 @@ constexpr std::size_t largest_report = 1 << 20;
 constexpr std::size_t largest_answer = 1 << 26;
 constexpr std::size_t most_strangers = 64;
 constexpr std::chrono::seconds patience(5);  // with a peer that sends nothing
+constexpr double longest = 1e9;              // seconds: 30 years, which a clock can add
 
 double seconds_from_environment(const char* variable, double otherwise, bool zero_allowed) {
   const char* const value = std::getenv(variable);
@@ -32,8 +33,9 @@ double seconds_from_environment(const char* variable, double otherwise, bool zer
   double result = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
   mica::check(error == std::errc{} && end == text.data() + text.size() && std::isfinite(result) &&
-                  (result > 0 || (zero_allowed && result == 0)),
-              "world: expected the variable {} to be a number of seconds, got \"{}\"", variable, text);
+                  (result > 0 || (zero_allowed && result == 0)) && result <= longest,
+              "world: expected the variable {} to be a number of seconds up to {:g}, got \"{}\"", variable, longest,
+              text);
   return result;
 }
 

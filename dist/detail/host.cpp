@@ -8,6 +8,7 @@
 
 #include <mica/core/dispatch.h>
 #include <mica/core/half.h>
+#include <mica/dist/detail/extremum.h>
 #include <mica/dist/detail/host.h>
 
 namespace mica::dist::detail {
@@ -20,14 +21,13 @@ constexpr std::size_t largest_piece = std::size_t{256} << 10;
 template <class T>
 T combined(T a, T b, Reduction reduction) {
   using A = Accumulate<T>;
-  const A x = static_cast<A>(a), y = static_cast<A>(b);
   switch (reduction) {
-    case Reduction::min: return y < x ? b : a;
-    case Reduction::max: return x < y ? b : a;
+    case Reduction::min: return extremum<true>(a, b);
+    case Reduction::max: return extremum<false>(a, b);
     case Reduction::sum:
     case Reduction::mean: break;
   }
-  return static_cast<T>(x + y);
+  return static_cast<T>(static_cast<A>(a) + static_cast<A>(b));
 }
 
 // Reduces the elements of all ranks, in `parts`, into `into`.

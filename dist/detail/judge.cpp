@@ -10,7 +10,11 @@ namespace mica::dist::detail {
 std::string list_ranks(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  constexpr std::size_t most = 20;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks.size() > most && i + 1 == most) {
+      return text + fmt::format(", … ({} ranks)", ranks.size());
+    }
     text += fmt::format("{}{}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
   }
   return text;
@@ -129,6 +133,19 @@ void Judge::forgive(double now) {
   for (Rank& rank : ranks_) {
     rank.heard = now;
   }
+}
+
+bool Judge::has_settled(int rank) const {
+  for (const auto& [id, group] : groups_) {
+    const auto own = group.states.find(rank);
+    for (const auto& [other, state] : group.states) {
+      if (own != group.states.end() && state.started < own->second.started && !ranks_[other].left &&
+          !ranks_[other].closed) {
+        return false;
+      }
+    }
+  }
+  return !has_suspicion();
 }
 
 bool Judge::all_left() const {

@@ -49,6 +49,10 @@ class Judge {
   /// What has happened, once it is certain; nullopt before. Does not change afterwards.
   const std::optional<std::string>& verdict(double now);
 
+  /// Whether a verdict will follow, though it may not be certain yet.
+  bool has_suspicion() const { return !faults_.empty(); }
+  /// Whether all ranks have reported that they called the same collectives as `rank`, as far as it has.
+  bool has_settled(int rank) const;
   /// Whether all ranks but 0 have left or closed their connection.
   bool all_left() const;
   /// The members of a group; null if no rank has joined it.
@@ -118,7 +122,7 @@ class Judge {
   std::optional<std::string> verdict_;
 };
 
-/// "rank 3", "ranks 0 and 1", "ranks 0, 1 and 3"
+/// "rank 3", "ranks 0 and 1", "ranks 0, 1 and 3"; of more than 20, the first 19 and "… (100 ranks)"
 std::string list_ranks(std::vector<int> ranks);
 
 }  // namespace mica::dist::detail

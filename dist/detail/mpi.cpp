@@ -20,6 +20,7 @@
 #include <vector>
 
 #include <mica/core/dispatch.h>
+#include <mica/dist/detail/extremum.h>
 #include <mica/dist/detail/mpi.h>
 
 namespace mica::dist::detail {
@@ -326,46 +327,72 @@ void combine(void* from, void* into, int* count, MPI_Datatype* /*type*/) {
   const T* const a = static_cast<const T*>(from);
   T* const b = static_cast<T*>(into);
   for (int i = 0; i < *count; ++i) {
-    b[i] = static_cast<T>(F{}(static_cast<float>(a[i]), static_cast<float>(b[i])));
+    b[i] = F{}(a[i], b[i]);
   }
 }
 
 struct Sum {
-  float operator()(float a, float b) const { return a + b; }
+  template <class T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<float>(a) + static_cast<float>(b));
+  }
 };
 struct Least {
-  float operator()(float a, float b) const { return b < a ? b : a; }
+  template <class T>
+  T operator()(T a, T b) const {
+    return extremum<true>(a, b);
+  }
 };
 struct Greatest {
-  float operator()(float a, float b) const { return a < b ? b : a; }
+  template <class T>
+  T operator()(T a, T b) const {
+    return extremum<false>(a, b);
+  }
 };
 
-/// MPI datatypes and reduction operators for 16-bit floats, which MPI lacks. Created on MPI's thread at first use.
-struct Types16 {
-  MPI_Datatype type = MPI_DATATYPE_NULL;
-  MPI_Op sum = MPI_OP_NULL, min = MPI_OP_NULL, max = MPI_OP_NULL;
-};
+template <class T, class F>
+MPI_Op made_operator() {
+  MPI_Op made = MPI_OP_NULL;
+  check_mpi(MPI_Op_create(combine<T, F>, 1, &made), "MPI_Op_create");
+  return made;
+}
+
+// MPI has no 16-bit floats, and its MPI_MIN and MPI_MAX may lose a NaN. These are created on MPI's thread at first use.
 
 template <class T>
-const Types16& types_16() {
-  static const Types16 types = [] {
-    Types16 made;
-    check_mpi(MPI_Type_contiguous(2, MPI_BYTE, &made.type), "MPI_Type_contiguous");
-    check_mpi(MPI_Type_commit(&made.type), "MPI_Type_commit");
-    check_mpi(MPI_Op_create(combine<T, Sum>, 1, &made.sum), "MPI_Op_create");
-    check_mpi(MPI_Op_create(combine<T, Least>, 1, &made.min), "MPI_Op_create");
-    check_mpi(MPI_Op_create(combine<T, Greatest>, 1, &made.max), "MPI_Op_create");
+MPI_Datatype type_16() {
+  static MPI_Datatype type = [] {
+    MPI_Datatype made = MPI_DATATYPE_NULL;
+    check_mpi(MPI_Type_contiguous(2, MPI_BYTE, &made), "MPI_Type_contiguous");
+    check_mpi(MPI_Type_commit(&made), "MPI_Type_commit");
     return made;
   }();
-  return types;
+  return type;
+}
+
+template <class T>
+MPI_Op operator_of(Reduction reduction) {
+  if (reduction == Reduction::min) {
+    static MPI_Op least = made_operator<T, Least>();
+    return least;
+  }
+  if (reduction == Reduction::max) {
+    static MPI_Op greatest = made_operator<T, Greatest>();
+    return greatest;
+  }
+  if constexpr (sizeof(T) == 2) {
+    static MPI_Op sum = made_operator<T, Sum>();
+    return sum;
+  }
+  return MPI_SUM;
 }
 
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
     case DType::float64: return MPI_DOUBLE;
     case DType::float32: return MPI_FLOAT;
-    case DType::float16: return types_16<Half>().type;
-    case DType::bfloat16: return types_16<BFloat16>().type;
+    case DType::float16: return type_16<Half>();
+    case DType::bfloat16: return type_16<BFloat16>();
     case DType::int64: return MPI_INT64_T;
     case DType::int32: return MPI_INT32_T;
     case DType::uint8:
@@ -375,9 +402,10 @@ MPI_Datatype type_of(DType dtype) {
 }
 
 MPI_Op function_of(DType dtype, Reduction reduction) {
-  if (dtype == float16 || dtype == bfloat16) {
-    const Types16& types = dtype == float16 ? types_16<Half>() : types_16<BFloat16>();
-    return reduction == Reduction::min ? types.min : reduction == Reduction::max ? types.max : types.sum;
+  if (is_floating(dtype)) {
+    MPI_Op found = MPI_OP_NULL;
+    on_dtype(FloatTypes{}, dtype, "all_reduce", [&]<class T>() { found = operator_of<T>(reduction); });
+    return found;
   }
   return reduction == Reduction::min ? MPI_MIN : reduction == Reduction::max ? MPI_MAX : MPI_SUM;
 }

@@ -11,6 +11,8 @@ namespace mica::dist::detail {
 
 namespace {
 
+constexpr int most_ranks = 1 << 16;  // rank 0 has a connection to each
+
 std::optional<int> number(const char* variable) {
   const char* const value = std::getenv(variable);
   if (value == nullptr || *value == '\0') {
@@ -51,6 +53,7 @@ Placement placement_from_environment() {
       continue;
     }
     const int local = number(launcher.local_rank).value_or(*rank);
+    check(*size <= most_ranks, "world: expected {} up to {}, got {}", launcher.size, most_ranks, *size);
     check(*size >= 1 && *rank < *size, "world: expected {} below {}, got {} and {}", launcher.rank, launcher.size,
           *rank, *size);
     return {.rank = *rank, .size = *size, .local_rank = local, .launcher = launcher.name};

@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <mutex>
@@ -148,6 +152,145 @@ TEST(Control, CarriesCollectivesOfTensors) {
   });
 }
 
+TEST(Control, MinAndMaxKeepNaN) {
+  Ranks ranks(3);
+  for (const DType dtype : {float64, float32, float16, bfloat16}) {
+    std::array<std::vector<double>, 3> least, greatest;
+    ranks.on_each([&](int rank) {
+      const std::shared_ptr<Collectives> host = host_collectives(
+          std::shared_ptr<Control>(ranks.controls[rank].get(), [](Control*) {}), ranks.journals[rank], rank);
+      // Element i is NaN on rank i only; the last two are zeros of both signs.
+      std::vector<double> own{1, 1, 1, rank == 0 ? -0.0 : 0.0, rank == 2 ? -0.0 : 0.0};
+      own[static_cast<std::size_t>(rank)] = std::nan("");
+      for (const auto& [reduction, results] :
+           {std::pair(Reduction::min, &least), std::pair(Reduction::max, &greatest)}) {
+        const Tensor x = from_data(own, {5}).to(dtype);
+        host->all_reduce(x, reduction)->wait();
+        (*results)[static_cast<std::size_t>(rank)] = to_vector<double>(x.to(float64));
+      }
+    });
+    for (const auto* const results : {&least, &greatest}) {
+      for (const std::vector<double>& result : *results) {
+        for (std::size_t i = 0; i < 3; ++i) {
+          EXPECT_TRUE(std::isnan(result[i])) << name_of(dtype) << " " << i;
+        }
+        EXPECT_EQ(std::signbit(result[3]), results == &least);
+        EXPECT_EQ(std::signbit(result[4]), results == &least);
+      }
+    }
+  }
+}
+
+// No rank may get a result, since each would compute another one.
+TEST(Control, GivesNoResultsToRanksThatDiverge) {
+  Ranks ranks(2);
+  std::array<std::string, 2> failures;
+  ranks.on_each([&](int rank) {
+    const std::shared_ptr<Collectives> host = host_collectives(
+        std::shared_ptr<Control>(ranks.controls[rank].get(), [](Control*) {}), ranks.journals[rank], rank);
+    const Reduction reduction = rank == 0 ? Reduction::sum : Reduction::max;
+    const Tensor x = full({2}, 1 + rank);
+    const std::uint64_t number =
+        ranks.journals[rank]->begin({.kind = CallKind::all_reduce, .reduction = reduction, .count = 2});
+    const std::shared_ptr<Transfer> transfer = host->all_reduce(x, reduction);
+    ranks.journals[rank]->attach(number, transfer);
+    failures[static_cast<std::size_t>(rank)] = message_of([&] { transfer->wait(); });
+    EXPECT_EQ(to_vector<float>(x), std::vector<float>(2, static_cast<float>(1 + rank)));
+  });
+  for (const std::string& failure : failures) {
+    EXPECT_NE(failure.find("the ranks diverged: as collective 0, "), std::string::npos) << failure;
+    EXPECT_NE(failure.find("rank 1 called all_reduce (max)"), std::string::npos) << failure;
+  }
+}
+
+// Collectives that MPI or NCCL ran, with results, and after which the programs end.
+TEST(Control, RanksThatDivergeDoNotLeaveUnnoticed) {
+  for (const bool diverge : {true, false}) {
+    Ranks ranks(3);
+    ranks.on_each([&](int rank) {
+      const bool other = diverge && rank == 2;
+      {
+        const Entered call(
+            *ranks.journals[rank],
+            {.kind = CallKind::all_reduce, .reduction = other ? Reduction::max : Reduction::sum, .count = 2});
+      }
+      ranks.controls[rank]->leave();
+      EXPECT_EQ(ranks.controls[rank]->failed(), diverge) << rank;
+    });
+    if (diverge) {
+      EXPECT_NE(ranks.controls[1]->verdict().find("rank 2 called all_reduce (max)"), std::string::npos);
+    }
+  }
+}
+
+// Rank 1 has left before rank 2 reports that it called something else.
+TEST(Control, ARankThatLeavesWaitsForTheReportsOfOthers) {
+  Ranks ranks(3);
+  for (const int rank : {0, 1}) {
+    const Entered call(*ranks.journals[rank], barrier);
+  }
+  std::thread leaving([&] {
+    ranks.controls[1]->leave();
+    EXPECT_TRUE(ranks.controls[1]->failed());
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  { const Entered call(*ranks.journals[2], {.kind = CallKind::broadcast, .root = 1, .count = 3}); }
+  leaving.join();
+}
+
+#if !defined(MICA_THREAD_SANITIZER)  // It ends processes that start threads after fork().
+
+// Two ranks in a process that is stopped for longer than they may be silent. The second part of each pair reports once
+// an hour, so that no message comes after the stop that would excuse the silence.
+TEST(Control, ARankThatWasStoppedBlamesNoOther) {
+  std::array<int, 2> ready{}, go{};
+  ASSERT_TRUE(pipe(ready.data()) == 0 && pipe(go.data()) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(120);
+    ControlOptions quick = patient(), slow = patient();
+    quick.judge.silence = 4;
+    slow.judge.beat = 3600;
+    std::vector<std::unique_ptr<Control>> controls;
+    for (const bool hub_is_quick : {true, false}) {
+      Descriptor listener = std::move(*listen_on(0, true));
+      const int port = port_of(listener);
+      std::unique_ptr<Control> other;
+      std::thread rank_1([&] {
+        other = std::make_unique<Control>(std::vector<Address>{{"127.0.0.1", port}}, 1, 2, Token{},
+                                          hub_is_quick ? slow : quick);
+      });
+      controls.push_back(std::make_unique<Control>(std::move(listener), 2, Token{}, hub_is_quick ? quick : slow));
+      rank_1.join();
+      controls.push_back(std::move(other));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the first reports
+    char byte = 0;
+    (void)!write(ready[1], &byte, 1);
+    (void)!read(go[0], &byte, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // for a verdict
+    int failed = 0;
+    for (std::size_t i = 0; i < controls.size(); ++i) {
+      failed |= controls[i]->failed() ? 1 << i : 0;
+    }
+    _exit(failed);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  ASSERT_EQ(kill(child, SIGSTOP), 0);
+  std::this_thread::sleep_for(std::chrono::seconds(6));
+  ASSERT_EQ(kill(child, SIGCONT), 0);
+  ASSERT_EQ(write(go[1], &byte, 1), 1);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "exit status " << WEXITSTATUS(status) << ": a bit for each rank with a verdict";
+  for (const int end : {ready[0], ready[1], go[0], go[1]}) {
+    (void)close(end);
+  }
+}
+
+#endif
+
 TEST(Control, TellsAllRanksWhichOneDied) {
   Ranks ranks(3);
   std::vector<std::string> failures(3);
@@ -174,6 +317,7 @@ TEST(Control, TellsAllRanksThatRank0Failed) {
   ranks.on_each([&](int rank) {
     if (rank == 0) {
       ranks.controls[0]->report_failure("no space left");
+      EXPECT_TRUE(ranks.controls[0]->failed()) << "the process may end now, so the others must have been told";
     } else {
       failures[rank] = ranks.failure_of(rank);
     }
@@ -464,11 +608,13 @@ TEST(Rendezvous, ReadsTimeouts) {
     EXPECT_EQ(options.judge.silence, 2.5);
     EXPECT_EQ(options.judge.beat, 0.5);
   }
-  for (const char* const value : {"soon", "-1", "nan", "3s"}) {
-    const Variables variables(std::vector<std::pair<const char*, const char*>>{{"MICA_DIST_TIMEOUT", value}});
-    EXPECT_EQ(
-        message_of([] { (void)control_options_from_environment(); }),
-        fmt::format("world: expected the variable MICA_DIST_TIMEOUT to be a number of seconds, got \"{}\"", value));
+  for (const char* const name : {"MICA_DIST_TIMEOUT", "MICA_DIST_HEARTBEAT_TIMEOUT", "MICA_DIST_START_TIMEOUT"}) {
+    for (const char* const value : {"soon", "-1", "nan", "inf", "3s", "1e300", "2e9"}) {
+      const Variables variables(std::vector<std::pair<const char*, const char*>>{{name, value}});
+      EXPECT_EQ(message_of([] { (void)control_options_from_environment(); }),
+                fmt::format("world: expected the variable {} to be a number of seconds up to 1e+09, got \"{}\"", name,
+                            value));
+    }
   }
 }
 

@@ -71,6 +71,13 @@ TEST(Group, RefusesTensorsThatItCannotUse) {
             "all_reduce: expected a floating dtype for a mean, got int64");
   EXPECT_EQ(message_of([&] { group.all_reduce(zeros({2}, boolean)); }),
             "all_reduce: expected numbers for a sum, got bool");
+  for (const int reduction : {-1, 4, 77}) {
+    const std::string expected = fmt::format("expected sum, mean, min or max, got Reduction({})", reduction);
+    EXPECT_EQ(message_of([&] { group.all_reduce(matrix, static_cast<Reduction>(reduction)); }),
+              "all_reduce: " + expected);
+    EXPECT_EQ(message_of([&] { group.reduce_scatter(matrix, zeros({6}), static_cast<Reduction>(reduction)); }),
+              "reduce_scatter: " + expected);
+  }
   EXPECT_EQ(
       message_of([&] { group.all_gather(zeros({2}), zeros({3})); }),
       "all_gather: expected tensors of one dtype and device, one with 1 times the elements of the other, as there "
@@ -141,6 +148,11 @@ TEST(Placement, ReadsTheVariablesOfLaunchers) {
     // --mpi=pmi2 has variables as MPICH's mpirun sets.
     const Environment pmi2({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
     EXPECT_EQ(detail::placement_from_environment().launcher, "mpirun");
+  }
+  {
+    const Environment torchrun({{"RANK", "0"}, {"WORLD_SIZE", "1000000000"}});
+    EXPECT_EQ(message_of([] { detail::placement_from_environment(); }),
+              "world: expected WORLD_SIZE up to 65536, got 1000000000");
   }
   {
     const Environment torchrun({{"RANK", "2"}, {"WORLD_SIZE", "2"}});

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include <mica/core/check.h>
 #include <mica/dist/detail/judge.h>
 
@@ -238,6 +240,47 @@ TEST_F(JudgeOfFour, NamesARankThatLeavesOthersWaiting) {
   EXPECT_EQ(verdict(3.3),
             "rank 3 (d) has left: its program ended before all_reduce (sum) of 10 float32 on the CPU, collective 0, in "
             "which others wait for it");
+}
+
+TEST_F(JudgeOfFour, SettlesRanksOnceAllHaveReportedTheirCalls) {
+  judge.join(0, 9, {0, 1}, 1);
+  judge.join(1, 9, {0, 1}, 1);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_TRUE(judge.has_settled(rank));
+  }
+  report(0, 0, {barrier, sum_of_10}, -1, 1);
+  report(0, 0, {sum_of_20}, -1, 1, 9);
+  EXPECT_FALSE(judge.has_settled(0));
+  for (int rank = 1; rank < 4; ++rank) {
+    EXPECT_TRUE(judge.has_settled(rank)) << "it has called nothing";
+    report(rank, 0, {barrier, sum_of_10}, -1, 1);
+    EXPECT_FALSE(judge.has_settled(0)) << "rank 1 has not reported its call in group 9";
+  }
+  report(1, 0, {sum_of_20}, -1, 1, 9);
+  EXPECT_TRUE(judge.has_settled(0));
+  report(3, 2, {barrier, barrier}, -1, 2);
+  EXPECT_FALSE(judge.has_settled(3));
+  for (const int rank : {0, 1}) {
+    judge.leave(rank, false, "", 2);
+  }
+  judge.leave(2, false, "", 2);
+  judge.closed(2, "", 2);
+  EXPECT_TRUE(judge.has_settled(3)) << "the others have left";
+  EXPECT_FALSE(judge.has_suspicion());
+  judge.trouble(3, "", 2);
+  EXPECT_TRUE(judge.has_suspicion());
+  EXPECT_FALSE(judge.has_settled(0)) << "a verdict follows";
+}
+
+TEST(Judge, ListsRanks) {
+  EXPECT_EQ(list_ranks({3}), "rank 3");
+  EXPECT_EQ(list_ranks({1, 0}), "ranks 0 and 1");
+  EXPECT_EQ(list_ranks({3, 1, 0}), "ranks 0, 1 and 3");
+  std::vector<int> many(20);
+  std::iota(many.begin(), many.end(), 0);
+  EXPECT_EQ(list_ranks(many), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18 and 19");
+  many.push_back(20);
+  EXPECT_EQ(list_ranks(many), "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, … (21 ranks)");
 }
 
 TEST_F(JudgeOfFour, RefusesReportsThatContradictThemselves) {

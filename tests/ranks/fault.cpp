@@ -1,7 +1,8 @@
 // A rank of a run with a fault: mica_rank_fault HOW VICTIM MILLISECONDS FOLDER. All ranks call collectives in a loop,
 // until fault HOW happens to rank VICTIM, MILLISECONDS after the start. The other ranks write the Error that they get,
-// and the seconds since the fault, to FOLDER/RANK. scripts/rank_fault_test starts this program and checks the results.
-// With MICA_FAULT_CUDA=1, each rank has its tensors on a GPU.
+// and the seconds since the fault, to FOLDER/RANK; with the fault "last", they end and print it.
+// scripts/rank_fault_test starts this program and checks the results. With MICA_FAULT_CUDA=1, each rank has its tensors
+// on a GPU.
 
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -112,6 +113,15 @@ int main(int argc, char** argv) {
   // With these faults, results may be wrong until the fault is detected.
   const bool diverges = how == "other" || how == "size" || how == "dtype";
   const bool is_victim = world.rank() == victim;
+  if (how == "last") {
+    try {
+      world.all_reduce(mica::full({100}, 1.0), is_victim ? dist::Reduction::max : dist::Reduction::sum);
+    } catch (const mica::Error& error) {  // without MPI
+      std::fprintf(stderr, "rank %d: %s\n", world.rank(), error.what());
+      return 1;
+    }
+    return 0;  // All have a result and end with status 0, unless they notice at the end.
+  }
   { std::ofstream(fmt::format("{}/process_{}", folder, world.rank())) << getpid() << "\n"; }
   const mica::Device device =
       std::getenv("MICA_FAULT_CUDA") != nullptr ? mica::Device::cuda(dist::local_rank()) : mica::Device();

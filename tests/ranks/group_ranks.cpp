@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <thread>
 #include <vector>
 
@@ -48,6 +49,25 @@ TEST(GroupOfRanks, AllReduce) {
         ASSERT_EQ(s[i], n * own + n * (n - 1) / 2) << name_of(dtype) << " " << i;
         ASSERT_EQ(l[i], own);
         ASSERT_EQ(g[i], own + n - 1);
+      }
+    }
+  }
+}
+
+TEST(GroupOfRanks, MinAndMaxKeepNaN) {
+  if (rank_device().is_cuda()) {
+    GTEST_SKIP() << "NCCL promises no result";
+  }
+  const Group group = world();
+  for (const DType dtype : {float64, float32, float16, bfloat16}) {
+    for (int owner = 0; owner < group.size(); ++owner) {
+      for (const Reduction reduction : {Reduction::min, Reduction::max}) {
+        const double number = group.rank() % 2 == 0 ? -3 : 3;
+        const Tensor x = filled({3}, group.rank() == owner ? std::nan("") : number, dtype);
+        group.all_reduce(x, reduction);
+        for (const double value : values(x)) {
+          ASSERT_TRUE(std::isnan(value)) << name_of(dtype) << ", NaN on rank " << owner;
+        }
       }
     }
   }

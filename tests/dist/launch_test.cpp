@@ -1,0 +1,28 @@
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace {
+
+// The exit status of scripts/ranks without MPI, for `ranks` shells that run `program`.
+int status_of(int ranks, const std::string& program) {
+  const std::string command = "MICA_RANKS_MPI=0 MICA_RANKS_GRACE=1 timeout -s KILL 60 " MICA_SCRIPTS "/ranks " +
+                              std::to_string(ranks) + " sh -c '" + program + "' 2>/dev/null";
+  const int status = std::system(command.c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(Launch, ReturnsTheStatusOfTheRankThatFails) {
+  EXPECT_EQ(status_of(3, "exit 0"), 0);
+  EXPECT_EQ(status_of(3, "test $RANK != 2 || exit 5"), 5);
+  EXPECT_EQ(status_of(2, "test $LOCAL_RANK$WORLD_SIZE = ${RANK}2"), 0);
+}
+
+TEST(Launch, DoesNotWaitForAStoppedRankOnceAnotherHasFailed) {
+  EXPECT_EQ(status_of(2, "test $RANK != 0 || kill -STOP $$; exit 3"), 3);
+  EXPECT_EQ(status_of(2, "test $RANK != 1 || kill -STOP $$; exit 3"), 3);
+}
+
+}  // namespace
