@@ -17,19 +17,24 @@ constexpr int kElementThreads = held::kMostTeamThreads;  // the most threads of 
 template <class Direction, class Index, class F>
 __device__ void for_elements(const typename Direction::Inputs& from, Index first, Index end, Index step, const F& f) {
   constexpr int kAtOnce = sizeof(typename Direction::T) == 8 ? 2 : 4;  // loads in flight
-  Index i = first;
-  for (; i < end - (kAtOnce - 1) * step; i += kAtOnce * step) {
-    typename Direction::Element elements[kAtOnce];
+  const auto some = [&]<int N>(Index i) {
+    typename Direction::Element elements[N];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      elements[k] = Direction::read(from, i + k * step);
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int k = 0; k < from.kInputs; ++k) {
+        elements[n].at[k] = static_cast<typename Direction::S>(from.in[k][i + n * step]);
+      }
     }
     f(i, elements);
+  };
+  Index i = first;
+  for (; i < end - (kAtOnce - 1) * step; i += kAtOnce * step) {
+    some.template operator()<kAtOnce>(i);
   }
 #pragma unroll 1
   for (; i < end; i += step) {
-    const typename Direction::Element element[1] = {Direction::read(from, i)};
-    f(i, element);
+    some.template operator()<1>(i);
   }
 }
 

@@ -128,12 +128,12 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   }
 
   struct Row {
-    ForwardPacks<Forward, L> held;
+    HeldRow<Forward, L> held;
     Found in_warp;
   };
   // Begins row i, counted from the first that has not ended.
   const auto begin = [&](Row& row, int i) {
-    ahead.load(row.held.packs);
+    ahead.load(row.held.packs());
     row.in_warp = row.held.reduced(rule, at.columns);
     fetch(plan.ahead + i);
     exchange.leave(row.in_warp, at.rank);
