@@ -17,14 +17,13 @@
 
 namespace mica::kernels::softmax_rows {
 
-using held::HeldPacks;
-using held::RowPlan;
+using rows::RowTile;
 
 /// An entry of kSoftmaxLayouts, for elements of T.
 template <class T, int kIndex>
 struct Layout {
   static constexpr SoftmaxLayout kEntry = kSoftmaxLayouts[kIndex];
-  static constexpr Team kTeam = kEntry.team;
+  static constexpr Group kGroup = kEntry.group;
   static constexpr int V = kEntry.packs ? 16 / sizeof(T) : 1;
   static constexpr int kPacks = kEntry.elements / V;
   static constexpr bool kPacked = kEntry.packed;
@@ -98,7 +97,7 @@ class HeldRow {
   static constexpr int kInputs = Direction::Inputs::kInputs;
   static constexpr bool kBackward = Direction::kBackward;
   static constexpr bool kKeepsPowers = !kBackward && !Direction::kLog && !L::kPacked;
-  using Packs = HeldPacks<T, V, L::kPacks, kBackward ? (sizeof(T) * V > 2) : L::kPacked>;
+  using Packs = RowTile<T, V, L::kPacks, kBackward ? (sizeof(T) * V > 2) : L::kPacked>;
 
  public:
   static constexpr int kWords =
@@ -132,7 +131,7 @@ class HeldRow {
               Direction::seen_or_zero(Direction::term(elements[j].at[0], elements[j].at[1]), i * L::kStep + j < left);
         }
       });
-      return found.over_lanes(L::kLanes);
+      return found.template over_lanes<L::kLanes>();
     } else {
       const auto counted = [&](int i, int j, const Element& element) {
         return direction.counted(element.at[0], i * L::kStep + j < left);
@@ -226,17 +225,18 @@ __global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldRow<Direction
     softmax_held(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
                  RowPlan plan) {
   using Found = typename Direction::Found;
-  __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
+  using Threads = rows::RowGroup<Found, L::kGroup>;
+  __shared__ typename Threads::Shared shared;
 
-  held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
-  const Place<L::kTeam> at(plan, rows, columns);
+  Threads threads(shared, plan.cluster);
+  const Place<L::kGroup> at(plan, rows, columns);
   const std::int64_t first = at.row * columns + at.begin;
   const int seen = direction.seen(at, columns);
   HeldRow<Direction, L> row;
   row.load(m, first, seen, m.kInputs * rows * columns);
 
   const Found in_warp = row.reduced(direction, seen);
-  const Found found = exchange.joined_warps(in_warp, at.rank);
+  const Found found = threads.reduce_warps(in_warp);
 
   row.forget();
   row.write(m.out + first, direction, at.columns, seen, in_warp, found);

@@ -8,8 +8,7 @@ namespace mica::kernels {
 
 namespace {
 
-using held::Held;
-using held::kMostTeamThreads;
+using rows::kMostGroupThreads;
 
 constexpr int kWarp = 32;
 constexpr double kTooExpensive = std::numeric_limits<double>::infinity();
@@ -52,27 +51,27 @@ bool has_packs(const SoftmaxProblem& problem) {
 /// The plan with the lowest cost(plan), and of equal ones the first, among the layouts of a kind that the problem can
 /// use, with a power of two of blocks from `least` to `most` that share a row.
 template <class Cost>
-SoftmaxPlan cheapest(const SoftmaxProblem& problem, Held held, Team team, int least, int most, const Cost& cost) {
+SoftmaxPlan cheapest(const SoftmaxProblem& problem, Held held, Group group, int least, int most, const Cost& cost) {
   SoftmaxPlan best;
   double best_cost = kTooExpensive;
   for (int blocks = least; blocks <= most; blocks *= 2) {
     for (int i = 0; i < static_cast<int>(std::size(kSoftmaxLayouts)); ++i) {
       const SoftmaxLayout& layout = kSoftmaxLayouts[i];
       const std::int64_t slab = slab_of(problem.columns, blocks);
-      const int threads = team == Team::warp ? layout.lanes : layout.threads;  // that share a row, at most
-      if (layout.held != held || layout.team != team || layout.packs != has_packs(problem) ||
+      const int threads = group == Group::warp ? layout.lanes : layout.threads;  // that share a row, at most
+      if (layout.held != held || layout.group != group || layout.packs != has_packs(problem) ||
           !layout.serves(problem.element_size, problem.backward, problem.masked) ||
           slab > std::int64_t{threads} * layout.elements) {
         continue;
       }
       SoftmaxPlan plan;
       plan.held = held;
-      plan.team = team;
+      plan.group = group;
       plan.pack = layout.packs ? 16 / problem.element_size : 1;
       plan.elements = layout.elements;
       plan.packed = layout.packed;
-      plan.threads = team == Team::warp ? layout.lanes : threads_for(slab, layout.elements);
-      plan.rows = team == Team::warp ? layout.threads / layout.lanes : 1;
+      plan.threads = group == Group::warp ? layout.lanes : threads_for(slab, layout.elements);
+      plan.rows = group == Group::warp ? layout.threads / layout.lanes : 1;
       plan.cluster = blocks;
       plan.slab = static_cast<int>(slab);
       plan.layout = i;
@@ -86,7 +85,7 @@ SoftmaxPlan cheapest(const SoftmaxProblem& problem, Held held, Team team, int le
 }
 
 SoftmaxPlan plan_lanes(const SoftmaxProblem& problem) {
-  return cheapest(problem, Held::registers, Team::warp, 1, 1, [](const SoftmaxPlan& plan) { return plan.layout; });
+  return cheapest(problem, Held::registers, Group::warp, 1, 1, [](const SoftmaxPlan& plan) { return plan.layout; });
 }
 
 SoftmaxPlan plan_block(const SoftmaxProblem& problem) {
@@ -95,14 +94,14 @@ SoftmaxPlan plan_block(const SoftmaxProblem& problem) {
     return {};
   }
   const bool packed = problem.element_size == 2 && !problem.backward && problem.columns > kMostUnpackedColumns;
-  return cheapest(problem, Held::registers, Team::block, 1, 1, [&](const SoftmaxPlan& plan) {
+  return cheapest(problem, Held::registers, Group::block, 1, 1, [&](const SoftmaxPlan& plan) {
     return plan.packed == packed ? plan.threads * plan.elements : kTooExpensive;
   });
 }
 
 SoftmaxPlan plan_cluster(const SoftmaxProblem& problem) {
-  const int most = problem.clusters ? held::kMostCluster : 0;
-  return cheapest(problem, Held::registers, Team::cluster, 2, most,
+  const int most = problem.clusters ? rows::kMostCluster : 0;
+  return cheapest(problem, Held::registers, Group::cluster, 2, most,
                   [](const SoftmaxPlan& plan) { return plan.layout * 100 + plan.cluster; });
 }
 
@@ -112,7 +111,7 @@ SoftmaxPlan plan_cluster(const SoftmaxProblem& problem) {
 double streamed_speed(const SoftmaxPlan& plan) {
   constexpr int kConstantTime = 100;  // in the time that a scheduler's warp takes for one element per thread
   constexpr int kSchedulers = 4;
-  const int blocks = kMostTeamThreads / plan.threads;  // per multiprocessor
+  const int blocks = kMostGroupThreads / plan.threads;  // per multiprocessor
   const auto warps = static_cast<int>(round_up(blocks * plan.threads / kWarp, kSchedulers)) / kSchedulers;
   return static_cast<double>(persistent_blocks(plan.cluster)) * blocks * plan.slab /
          (kConstantTime + warps * plan.elements);
@@ -126,14 +125,14 @@ SoftmaxPlan plan_streamed(const SoftmaxProblem& problem) {
     return {};
   }
   const bool narrow = problem.element_size == 2;
-  SoftmaxPlan plan = cheapest(problem, Held::streamed, Team::cluster, narrow ? 2 : 8, held::kMostCluster,
+  SoftmaxPlan plan = cheapest(problem, Held::streamed, Group::cluster, narrow ? 2 : 8, rows::kMostCluster,
                               [&](const SoftmaxPlan& candidate) {
                                 const double speed = streamed_speed(candidate);
                                 return !narrow ? candidate.cluster : speed > kLeastSpeed ? -speed : kTooExpensive;
                               });
   if (plan.held == Held::streamed) {
-    // A multiprocessor has registers for kMostTeamThreads threads, in one or more blocks.
-    const std::int64_t bytes = kSharedBytesOfAll / (kMostTeamThreads / plan.threads) - kExchangeBytes;
+    // A multiprocessor has registers for kMostGroupThreads threads, in one or more blocks.
+    const std::int64_t bytes = kSharedBytesOfAll / (kMostGroupThreads / plan.threads) - kExchangeBytes;
     const std::int64_t row_bytes = std::int64_t{plan.threads} * plan.elements * problem.element_size;
     plan.ahead = static_cast<int>(std::clamp<std::int64_t>(bytes / row_bytes, 1, kMostAhead));
   }
@@ -143,15 +142,15 @@ SoftmaxPlan plan_streamed(const SoftmaxProblem& problem) {
 /// The plan for rows in the shared memory of a block or a cluster, or, if they are too long, for reading them twice.
 SoftmaxPlan plan_shared_memory(const SoftmaxProblem& problem) {
   SoftmaxPlan plan;
-  plan.threads = kMostTeamThreads;
+  plan.threads = kMostGroupThreads;
   const int matrices = problem.backward ? 2 : 1;
-  const int most_blocks = problem.clusters && problem.element_size < 8 ? held::kMostCluster : 1;
+  const int most_blocks = problem.clusters && problem.element_size < 8 ? rows::kMostCluster : 1;
   for (const int bytes : kSharedBytes) {
     for (int blocks = 1; blocks <= most_blocks; blocks *= 2) {
       const std::int64_t slab = slab_of(problem.columns, blocks);
       if ((slab * problem.element_size + 32) * matrices <= bytes) {
         plan.held = Held::shared_memory;
-        plan.team = blocks == 1 ? Team::block : Team::cluster;
+        plan.group = blocks == 1 ? Group::block : Group::cluster;
         plan.threads = std::min(plan.threads, threads_for(slab, kSharedElements));
         plan.cluster = blocks;
         plan.slab = static_cast<int>(slab);

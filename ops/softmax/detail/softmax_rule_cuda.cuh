@@ -6,13 +6,38 @@
 #include <cstdint>
 #include <limits>
 
-#include <mica/ops/detail/row_team_cuda.cuh>
-#include <mica/ops/detail/sum_exp_cuda.cuh>
+#include <mica/ops/rows/row_group.cuh>
+#include <mica/ops/rows/row_tile.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
+#include <mica/ops/rows/sum_exp.cuh>
+#include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels::softmax_rows {
 
-using held::Place;
 using rows::Pack;
+
+/// The row that a block or a group of its threads works on, and the columns of it that they have.
+template <Group kGroup>
+struct Place {
+  std::int64_t row;
+  std::int64_t begin;  // the first column
+  int columns;         // how many; 0: the thread has no row
+  int rank;            // the block's rank in its cluster
+
+  __device__ Place(const RowPlan& plan, std::int64_t rows, std::int64_t row_columns) {
+    if constexpr (kGroup == Group::cluster) {
+      rank = cuda::cluster_rank();
+      row = blockIdx.x / plan.cluster;
+      begin = std::int64_t{rank} * plan.slab;
+    } else {
+      rank = 0;
+      row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+      begin = 0;
+    }
+    const std::int64_t left = row_columns - begin;
+    columns = row >= rows || left <= 0 ? 0 : static_cast<int>(left < plan.slab ? left : plan.slab);
+  }
+};
 
 enum class Kind {
   softmax,
@@ -44,8 +69,8 @@ struct SoftmaxRule {
     }
   }
   /// The number of columns of a block's part of a row that are not masked.
-  template <Team kTeam>
-  __device__ int seen(const Place<kTeam>& at, std::int64_t columns) const {
+  template <Group kGroup>
+  __device__ int seen(const Place<kGroup>& at, std::int64_t columns) const {
     if constexpr (kMasked) {
       const std::int64_t left = max(std::int64_t{0}, seen(at.row, columns) - at.begin);
       return static_cast<int>(min(left, std::int64_t{at.columns}));
