@@ -152,11 +152,28 @@ __device__ Pack<T, V> pack_of(const S (&values)[V]) {
   return pack;
 }
 
-/// Loads V columns of a row, from `column` on. If the row is null, all are `absent`.
+/// Loads data that no thread writes while the kernel runs, so that the compiler may move the load across stores.
+template <int V, class T>
+__device__ Pack<T, V> load_constant(const T* from) {
+  using Bits =
+      std::conditional_t<sizeof(Pack<T, V>) >= 16, uint4,
+                         std::conditional_t<sizeof(Pack<T, V>) == 8, uint2,
+                                            std::conditional_t<sizeof(Pack<T, V>) == 4, unsigned, unsigned short>>>;
+  constexpr int kCount = static_cast<int>(sizeof(Pack<T, V>) / sizeof(Bits));
+  Pack<T, V> pack;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    reinterpret_cast<Bits*>(&pack)[i] = __ldg(reinterpret_cast<const Bits*>(from) + i);
+  }
+  return pack;
+}
+
+/// Loads V columns of a row that no thread writes while the kernel runs, from `column` on. If the row is null, all are
+/// `absent`.
 template <int V, class T>
 __device__ Pack<T, V> load_or(const T* row, std::int64_t column, float absent) {
   if (row != nullptr) {
-    return load<V>(row + column);
+    return load_constant<V>(row + column);
   }
   Pack<T, V> pack;
 #pragma unroll

@@ -110,8 +110,10 @@ class RowGroup {
   __device__ static int rank() { return kCluster ? cuda::cluster_rank() : 0; }
 
   /// The group's result from those of its threads, with the same bits in all of them.
-  __device__ Value all_reduce(const Value& mine) {
-    const Value warp = mine.template over_lanes<kLanes>();
+  __device__ Value all_reduce(const Value& mine) { return reduce_warps(mine.template over_lanes<kLanes>()); }
+
+  /// The same, from results that are already combined over the lanes of a warp that share the row.
+  __device__ Value reduce_warps(const Value& warp) {
     if constexpr (!kWarps) {
       return warp;
     } else {

@@ -11,7 +11,6 @@
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 using namespace mica::kernels;
-using held::Held;
 
 namespace {
 
@@ -62,10 +61,10 @@ TEST(SoftmaxPlan, CoversRows) {
     }
     EXPECT_GE(std::int64_t{p.cluster} * p.slab, n) << n;
     EXPECT_LT(std::int64_t{p.cluster - 1} * p.slab, n) << n << ": a block without columns";
-    EXPECT_LE(p.threads, held::kMostTeamThreads) << n;
-    EXPECT_EQ(p.threads % (p.rows > held::kWarpRows ? 8 : 32), 0) << n;
+    EXPECT_LE(p.threads, rows::kMostGroupThreads) << n;
+    EXPECT_EQ(p.threads % (p.rows > kWarpRows ? 8 : 32), 0) << n;
     EXPECT_EQ(p.threads * p.rows % 32, 0) << n;
-    EXPECT_EQ(p.cluster > 1, p.team == Team::cluster) << n;
+    EXPECT_EQ(p.cluster > 1, p.group == Group::cluster) << n;
     const int matrices = problem.backward ? 2 : 1;
     const std::int64_t bytes = (std::int64_t{p.slab} * p.rows * problem.element_size + 32) * matrices;
     if (p.held == Held::shared_memory) {
@@ -75,7 +74,7 @@ TEST(SoftmaxPlan, CoversRows) {
       const SoftmaxLayout& layout = kSoftmaxLayouts[p.layout];
       EXPECT_TRUE(layout.serves(problem.element_size, problem.backward, problem.masked)) << n;
       EXPECT_LE(p.threads * p.rows, layout.threads) << n;
-      EXPECT_TRUE(p.held == layout.held && p.team == layout.team && p.elements == layout.elements) << n;
+      EXPECT_TRUE(p.held == layout.held && p.group == layout.group && p.elements == layout.elements) << n;
       EXPECT_TRUE(p.packed == layout.packed && (p.pack > 1) == layout.packs) << n;
       EXPECT_GE(std::int64_t{p.threads} * p.elements, p.slab) << n;
       EXPECT_EQ(p.elements % p.pack, 0) << n;
@@ -89,7 +88,7 @@ TEST(SoftmaxPlan, CoversRows) {
       EXPECT_EQ(p.pack * problem.element_size, 16) << n;
       EXPECT_FALSE(p.packed) << n;
       EXPECT_LE(p.ahead, 16) << n << ": wait_copies() counts to 15";
-      const int blocks = held::kMostTeamThreads / p.threads;  // that share a multiprocessor
+      const int blocks = rows::kMostGroupThreads / p.threads;  // that share a multiprocessor
       EXPECT_TRUE(p.elements == 32 || (p.elements == 40 && problem.element_size == 2)) << n;
       const std::int64_t block_bytes =
           std::int64_t{p.ahead} * p.threads * p.elements * problem.element_size + kExchange + kReserved;
@@ -133,15 +132,15 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
   EXPECT_EQ(plan(328, 2).threads, 32);
   EXPECT_EQ(plan(328, 2).pack, 8);
   EXPECT_EQ(plan(328, 4).pack, 4);
-  EXPECT_EQ(plan(1024, 2).team, Team::warp);
-  EXPECT_EQ(plan(1032, 2).team, Team::block);
+  EXPECT_EQ(plan(1024, 2).group, Group::warp);
+  EXPECT_EQ(plan(1032, 2).group, Group::block);
   for (const int size : {2, 4}) {
     for (const bool backward : {false, true}) {
       EXPECT_EQ(plan(8192, size, backward).held, Held::registers);
       EXPECT_EQ(plan(8200, size, backward).held, Held::registers);
-      EXPECT_EQ(plan(16'384, size, backward).team, size == 4 && backward ? Team::cluster : Team::block);
+      EXPECT_EQ(plan(16'384, size, backward).group, size == 4 && backward ? Group::cluster : Group::block);
       EXPECT_EQ(plan(16'392, size, backward).held, Held::registers);
-      EXPECT_EQ(plan(16'392, size, backward).team, Team::cluster);
+      EXPECT_EQ(plan(16'392, size, backward).group, Group::cluster);
       EXPECT_EQ(plan(32'768, size, backward).held, Held::registers);
       EXPECT_EQ(plan(32'776, size, backward).held, backward ? Held::registers : Held::streamed);
       EXPECT_EQ(plan(32'776, size, backward, 16, true, /*masked=*/true).held, Held::registers);
@@ -184,16 +183,16 @@ TEST(SoftmaxPlan, UnalignedRows) {
   EXPECT_EQ(plan(328, 2, false, 8).pack, 1);
   EXPECT_EQ(plan(326, 2).pack, 1);
   EXPECT_EQ(plan(2048, 8).held, Held::shared_memory);
-  EXPECT_EQ(plan(16'391, 2).team, Team::block);
-  EXPECT_EQ(plan(131'071, 2).team, Team::cluster);
-  EXPECT_EQ(plan(262'143, 4).team, Team::cluster);
+  EXPECT_EQ(plan(16'391, 2).group, Group::block);
+  EXPECT_EQ(plan(131'071, 2).group, Group::cluster);
+  EXPECT_EQ(plan(262'143, 4).group, Group::cluster);
 }
 
 // Backward of float32 in clusters: two blocks fit on a multiprocessor, unless rows are too long or masked.
 TEST(SoftmaxPlan, BackwardUsesSmallBlocksIfItCan) {
   constexpr int kThreadsOfTwo = 384;
-  EXPECT_EQ(plan(10'240, 4, true).team, Team::block);
-  EXPECT_EQ(plan(16'384, 4, true, 16, true, /*masked=*/true).team, Team::block);
+  EXPECT_EQ(plan(10'240, 4, true).group, Group::block);
+  EXPECT_EQ(plan(16'384, 4, true, 16, true, /*masked=*/true).group, Group::block);
   for (const std::int64_t n : {10'244, 16'384, 16'388, 24'576, 24'580, 32'768, 65'536, 183'488, 196'608}) {
     EXPECT_LE(plan(n, 4, true).threads, kThreadsOfTwo) << n;
     EXPECT_EQ(plan(n, 4, true).elements, 32) << n;
@@ -203,7 +202,7 @@ TEST(SoftmaxPlan, BackwardUsesSmallBlocksIfItCan) {
   EXPECT_EQ(plan(24'580, 4, true, 16, true, /*masked=*/true).cluster, 2);
   EXPECT_EQ(plan(196'612, 4, true).cluster, 16);
   EXPECT_GT(plan(196'612, 4, true).threads, kThreadsOfTwo);
-  EXPECT_EQ(plan(32'768, 2, true).threads, held::kMostTeamThreads);
+  EXPECT_EQ(plan(32'768, 2, true).threads, rows::kMostGroupThreads);
 }
 
 TEST(CrossEntropyPlan, CoversRows) {

@@ -158,9 +158,9 @@ std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool bac
                         .clusters = gpu_has_clusters(),
                         .backward = backward})
               .held) {
-    case held::Held::registers: return op + "held";
-    case held::Held::streamed: return op + "streamed";
-    case held::Held::shared_memory: return op + "staged";
+    case Held::registers: return op + "held";
+    case Held::streamed: return op + "streamed";
+    case Held::shared_memory: return op + "staged";
     default: return op + "looped";
   }
 }

@@ -15,8 +15,10 @@
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
-#include <mica/ops/detail/row_team_cuda.cuh>
-#include <mica/ops/detail/sum_exp_cuda.cuh>
+#include <mica/ops/rows/row_group.cuh>
+#include <mica/ops/rows/row_tile.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
+#include <mica/ops/rows/sum_exp.cuh>
 
 namespace mica::kernels::xent {
 
@@ -269,15 +271,16 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
       distance += same.distance;
     }
   }
-  __device__ Found over_lanes(int lanes) const {
+  template <int kLanes>
+  __device__ Found over_lanes() const {
     Found all = *this;
     if (!is_bounded()) {
-      all.raise(largest_of_lanes(largest, lanes));
+      all.raise(largest_of_lanes(largest, kLanes));
     }
-    all.sum = sum_of_lanes(all.sum, lanes);
+    all.sum = sum_of_lanes(all.sum, kLanes);
     if constexpr (kCommon) {
-      all.mass = sum_of_lanes(all.mass, lanes);
-      all.distance = sum_of_lanes(all.distance, lanes);
+      all.mass = sum_of_lanes(all.mass, kLanes);
+      all.distance = sum_of_lanes(all.distance, kLanes);
     }
     return all;
   }

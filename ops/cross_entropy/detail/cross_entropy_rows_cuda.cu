@@ -11,8 +11,9 @@ namespace xent {
 
 namespace {
 
-using held::Exchange;
+using rows::Group;
 using rows::kWarp;
+using rows::RowGroup;
 
 constexpr std::int64_t kWarpRow = 1024;  // the longest row that is processed by one warp
 constexpr int kWarpRows = 8;             // such rows per block
@@ -20,12 +21,12 @@ constexpr int kBlockThreads = 512;       // the most threads of a block that pro
 // Up to this length, blocks are small, so that several run on a multiprocessor: one loads while another computes.
 constexpr std::int64_t kSmallBlockRow = 1 << 17;
 
-constexpr int most_threads(Team team) { return team == Team::block ? kBlockThreads : kWarp * kWarpRows; }
+constexpr int most_threads(Group group) { return group == Group::block ? kBlockThreads : kWarp * kWarpRows; }
 
 /// The thread's row, and its index among the threads that share it.
-template <Team kTeam>
+template <Group kGroup>
 struct RowOf {
-  static constexpr bool kBlock = kTeam == Team::block;
+  static constexpr bool kBlock = kGroup == Group::block;
 
   std::int64_t row = kBlock ? blockIdx.x : std::int64_t{blockIdx.x} * kWarpRows + threadIdx.x / kWarp;
   std::int64_t step = kBlock ? gridDim.x : std::int64_t{gridDim.x} * kWarpRows;  // to the thread's next row
@@ -38,8 +39,8 @@ struct RowOf {
 template <class T, Target kTarget>
 constexpr int kAhead = kTarget == Target::label && sizeof(T) < 8 ? 4 : 2;
 template <class T>
-constexpr int least_blocks(Team team) {
-  return sizeof(T) == 8 ? 1 : team == Team::block ? 2 : 3;
+constexpr int least_blocks(Group group) {
+  return sizeof(T) == 8 ? 1 : group == Group::block ? 2 : 3;
 }
 
 /// Calls f(pack, i) for thread t's packs of a row, and for its elements of the ends as packs of one; i is the class of
@@ -69,13 +70,13 @@ __device__ void for_packs(const T* row, std::int64_t classes, int t, int threads
   peeled.for_end(t, [&](std::int64_t i) { f(rows::load<1>(row + i), i); });
 }
 
-template <class T, Target kTarget, bool kCap, Team kTeam>
-__global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
+template <class T, Target kTarget, bool kCap, Group kGroup>
+__global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     cross_entropy_rows(Problem<T> p, Accumulate<T>* logsumexp, Accumulate<T>* mass, Accumulate<T>* losses) {
   using S = Accumulate<T>;
   using FoundInRow = Found<T, kTarget, kCap>;
-  __shared__ typename Exchange<FoundInRow, kTeam>::Shared shared;
-  const RowOf<kTeam> at;
+  __shared__ typename RowGroup<FoundInRow, kGroup>::Shared shared;
+  const RowOf<kGroup> at;
   const std::int64_t row = at.row;
   if (row >= p.rows) {
     return;
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
   auto mine = FoundInRow::nothing(p.unit());
   for_packs<kAhead<T, kTarget>>(p.logits + row * p.classes, p.classes, at.t, at.threads,
                                 [&](const auto& pack, std::int64_t i) { add_pack(p, row, i, pack, mine); });
-  const auto found = Exchange<FoundInRow, kTeam>(shared).joined(mine, 0);
+  const auto found = RowGroup<FoundInRow, kGroup>(shared).all_reduce(mine);
   if (at.t == 0) {
     const bool look = kTarget != Target::given && label.valid;
     const S label_y = look ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};
@@ -103,11 +104,11 @@ __global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
   }
 }
 
-template <class T, Target kTarget, bool kCap, Team kTeam>
-__global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
+template <class T, Target kTarget, bool kCap, Group kGroup>
+__global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     cross_entropy_backward_rows(Problem<T> p, const Accumulate<T>* logsumexp, const Accumulate<T>* mass,
                                 Incoming<T> incoming, T* dlogits) {
-  const RowOf<kTeam> at;
+  const RowOf<kGroup> at;
   const std::int64_t row = at.row;
   if (row >= p.rows) {
     return;
@@ -138,15 +139,15 @@ __global__ void __launch_bounds__(most_threads(kTeam), least_blocks<T>(kTeam))
       });
 }
 
-template <class T, Team kTeam>
-__global__ void __launch_bounds__(most_threads(kTeam))
+template <class T, Group kGroup>
+__global__ void __launch_bounds__(most_threads(kGroup))
     cross_entropy_scale_rows(T* gradient, const Accumulate<T>* factors, bool per_row, std::int64_t rows,
                              std::int64_t classes) {
   using S = Accumulate<T>;
   if (!per_row && *factors == S{1}) {
     return;
   }
-  const RowOf<kTeam> at;
+  const RowOf<kGroup> at;
   for (std::int64_t row = at.row; row < rows; row += at.step) {
     const S factor = factors[per_row ? row : 0];
     if (factor != S{1}) {
@@ -164,14 +165,14 @@ __global__ void __launch_bounds__(most_threads(kTeam))
   }
 }
 
-/// Calls f.operator()<kTeam>(blocks, threads).
+/// Calls f.operator()<kGroup>(blocks, threads).
 template <class F>
-void for_teams(std::int64_t rows, std::int64_t classes, const F& f) {
+void for_groups(std::int64_t rows, std::int64_t classes, const F& f) {
   if (classes <= kWarpRow) {
-    f.template operator()<Team::warp>(rows::grid_of((rows + kWarpRows - 1) / kWarpRows), kWarp * kWarpRows);
+    f.template operator()<Group::warp>(rows::grid_of((rows + kWarpRows - 1) / kWarpRows), kWarp * kWarpRows);
   } else {
-    f.template operator()<Team::block>(rows::grid_of(rows),
-                                       classes <= kSmallBlockRow ? kBlockThreads / 2 : kBlockThreads);
+    f.template operator()<Group::block>(rows::grid_of(rows),
+                                        classes <= kSmallBlockRow ? kBlockThreads / 2 : kBlockThreads);
   }
 }
 
@@ -184,8 +185,8 @@ void cross_entropy_forward(Cuda, const CrossEntropyForward& args) {
   const Tensor& logits = args.terms.logits;
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
     using S = Accumulate<T>;
-    xent::for_teams(logits.size(0), logits.size(1), [&]<Team kTeam>(unsigned blocks, int threads) {
-      xent::cross_entropy_rows<T, kTarget, kCap, kTeam><<<blocks, threads, 0, stream>>>(
+    xent::for_groups(logits.size(0), logits.size(1), [&]<rows::Group kGroup>(unsigned blocks, int threads) {
+      xent::cross_entropy_rows<T, kTarget, kCap, kGroup><<<blocks, threads, 0, stream>>>(
           xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(), args.losses.data<S>());
     });
   });
@@ -197,8 +198,8 @@ void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
   const Tensor& logits = args.terms.logits;
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
     using S = Accumulate<T>;
-    xent::for_teams(logits.size(0), logits.size(1), [&]<Team kTeam>(unsigned blocks, int threads) {
-      xent::cross_entropy_backward_rows<T, kTarget, kCap, kTeam>
+    xent::for_groups(logits.size(0), logits.size(1), [&]<rows::Group kGroup>(unsigned blocks, int threads) {
+      xent::cross_entropy_backward_rows<T, kTarget, kCap, kGroup>
           <<<blocks, threads, 0, stream>>>(xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(),
                                            xent::Incoming<T>(args.dloss, args.denominator), args.dlogits.data<T>());
     });
@@ -212,8 +213,8 @@ void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
   on_dtype(FloatTypes{}, args.gradient.dtype(), "cross_entropy", [&]<class T>() {
     const std::int64_t rows = args.gradient.size(0);
     const std::int64_t classes = args.gradient.size(1);
-    xent::for_teams(rows, classes, [&]<Team kTeam>(unsigned blocks, int threads) {
-      xent::cross_entropy_scale_rows<T, kTeam><<<std::min(blocks, kMaxBlocks), threads, 0, stream>>>(
+    xent::for_groups(rows, classes, [&]<rows::Group kGroup>(unsigned blocks, int threads) {
+      xent::cross_entropy_scale_rows<T, kGroup><<<std::min(blocks, kMaxBlocks), threads, 0, stream>>>(
           args.gradient.data<T>(), args.factor.data<Accumulate<T>>(), args.factor.numel() > 1, rows, classes);
     });
   });

@@ -71,8 +71,9 @@ struct FoundInPlace : Found<T, kTarget, kCap> {
     label_y += other.label_y;
     next_row += other.next_row;
   }
-  __device__ FoundInPlace over_lanes(int lanes) const {
-    return {Base::over_lanes(lanes), sum_of_lanes(label_y, lanes), sum_of_lanes(next_row, lanes)};
+  template <int kLanes>
+  __device__ FoundInPlace over_lanes() const {
+    return {Base::template over_lanes<kLanes>(), sum_of_lanes(label_y, kLanes), sum_of_lanes(next_row, kLanes)};
   }
 };
 
@@ -82,10 +83,11 @@ class Streamer {
   static constexpr int kPack = PeeledRow<T>::kPack;
   using Packs = rows::Pack<T, kPack>;
   using FoundInRow = FoundInPlace<T, kTarget, kCap>;
-  using Exchange = held::Exchange<FoundInRow, kCluster ? Team::cluster : Team::block, 2>;
+  using Group = rows::RowGroup<FoundInRow, kCluster ? rows::Group::cluster : rows::Group::block, rows::kWarp,
+                               /*kSeveral=*/false, /*kBuffers=*/2>;
 
  public:
-  using Shared = typename Exchange::Shared;
+  using Shared = typename Group::Shared;
 
   __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, Shared& shared,
                       unsigned char* memory)
@@ -96,7 +98,7 @@ class Streamer {
         threads_(static_cast<int>(blockDim.x)),
         slot_(cuda::shared_address(memory) + 16 * threadIdx.x),
         rank_(kCluster ? cuda::cluster_rank() : 0),
-        exchange_(shared, plan.cluster) {
+        group_(shared, plan.cluster) {
     asm volatile("" : "+r"(slot_));  // keeps the compiler from recomputing it at each use
   }
 
@@ -113,7 +115,7 @@ class Streamer {
       FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, slab);
       found.next_row = is_leader() ? marked_if_ignored(taken) : 0;
       found.label_y = label_y;
-      found = exchange_.joined(found, rank_);
+      found = group_.all_reduce(found);
       const bool ignores_next = found.next_row < 0;
       const std::int64_t next = ignores_next ? ~found.next_row : found.next_row;
       const Label<T, kTarget> next_label(p_, next < p_.rows ? next : 0);
@@ -277,7 +279,7 @@ class Streamer {
   int threads_;
   std::uint32_t slot_;  // the thread's first pack in shared memory; the next one is 16 · threads_ bytes after it
   int rank_;
-  Exchange exchange_;
+  Group group_;
 };
 
 /// At least 2 blocks per multiprocessor (__launch_bounds__), which limits the registers per thread.

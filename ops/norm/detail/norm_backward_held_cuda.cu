@@ -18,7 +18,9 @@ namespace {
 
 // The minimum of blocks per multiprocessor (__launch_bounds__), which limits the registers.
 template <class L>
-constexpr int kHeldBlocks = L::kRows > 1 && L::kElements == 16 ? 3 : 1;
+constexpr int kHeldBlocks = L::kRows == 1 || L::kElements < 16 ? 1
+                            : L::kThreads == kWarp             ? 2
+                                                               : 3;
 
 // Holds rows in registers. Each block has a fixed set of rows, and a thread has the same columns of all its rows.
 template <bool kCentered, class T, class W, class L, int V>
@@ -120,7 +122,9 @@ void with_layout(std::int64_t columns, const F& f) {
   };
   bool done = one_of.template operator()<Layout<8, 256, 8>, Layout<32, 256, 8>, Layout<128, 128, 8>,
                                          Layout<256, 256, kMost>, Layout<512, 512, kMost>>();
-  if constexpr (kInPacks && kCentered && sizeof(T) == 2) {
+  if constexpr (!kInPacks && sizeof(T) <= 4) {
+    done = done || one_of.template operator()<Layout<32, 256, 16>>();
+  } else if constexpr (kInPacks && kCentered && sizeof(T) == 2) {
     done = done || one_of.template operator()<Layout<16, 256, 8>>();
   } else if constexpr (kInPacks && kCentered && sizeof(T) == 4) {
     done = done || one_of.template operator()<Layout<32, 256, 4>>();

@@ -30,11 +30,12 @@ int cluster_of(std::int64_t columns, int elements) {
   return cluster <= 16 ? cluster : 0;
 }
 
-// Aligned 16-bit rows of up to kShortRow columns: 8 elements for each lane.
-StreamShape shape_of_short_16_bits(std::int64_t columns) {
-  return {columns <= 64    ? Of16Bits::get(by_lanes(8, 1, 4))
-          : columns <= 128 ? Of16Bits::get(by_lanes(16, 1, 4))
-                           : Of16Bits::get(by_lanes(32, 1, 4))};
+// Short rows: 8 elements for each lane, in `kPacks` packs.
+template <class List, int kPacks>
+StreamShape shape_of_short_rows(std::int64_t columns) {
+  return {columns <= 64    ? List::get(by_lanes(8, kPacks, 4))
+          : columns <= 128 ? List::get(by_lanes(16, kPacks, 4))
+                           : List::get(by_lanes(32, kPacks, 4))};
 }
 
 // Longer rows of 16-bit elements, read in packs of 8. Measured on an H200.
@@ -82,7 +83,7 @@ StreamShape shape_of_float32(std::int64_t columns) {
 template <class List>
 StreamShape shape_of_sums_of_16_bits(std::int64_t columns, bool drops) {
   if (columns <= kShortRow) {
-    return {List::get(by_lanes(32, 1, 4))};
+    return shape_of_short_rows<List, 1>(columns);
   }
   if (columns <= 8192) {
     return {columns <= 1536 ? List::get(by_block(1, 4)) : List::get(by_block(2, 2))};
@@ -95,7 +96,7 @@ StreamShape shape_of_sums_of_16_bits(std::int64_t columns, bool drops) {
 }
 StreamShape shape_of_sums_of_float32(std::int64_t columns) {
   if (columns <= kShortRow) {
-    return {SumsOfFloat32::get(by_lanes(32, 2, 4))};
+    return shape_of_short_rows<SumsOfFloat32, 2>(columns);
   }
   if (columns <= 8192) {
     return {columns <= 1024 ? SumsOfFloat32::get(by_block(2, 2)) : SumsOfFloat32::get(by_block(4, 2))};
@@ -117,7 +118,7 @@ StreamShape shape_of(const NormBackwardCase& c) {
   }
   switch (c.source) {
     case GradientSource::y:
-      return is_short ? shape_of_short_16_bits(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
+      return is_short ? shape_of_short_rows<Of16Bits, 1>(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
     case GradientSource::y_and_sum: return shape_of_sums_of_16_bits<SumsOf16Bits>(c.columns, /*drops=*/false);
     case GradientSource::y_and_dropped_sum:
       return shape_of_sums_of_16_bits<DroppedSumsOf16Bits>(c.columns, /*drops=*/true);
@@ -193,8 +194,10 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
   // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x. With single
   // elements, more loads must be in flight.
-  const int threads = c.packs ? 65536 : 131072;
-  const int blocks = layout.rows() == 1 ? threads / layout.block : layout.elements == 16 ? 3 * kPersistentBlocks : 512;
+  const int blocks = layout.rows() == 1     ? (c.packs ? 65536 : 131072) / layout.block
+                     : layout.elements < 16 ? 512
+                     : layout.threads == 32 ? 2 * kPersistentBlocks
+                                            : 3 * kPersistentBlocks;
   const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
   return {.kernel = NormBackwardKernel::held, .partial_rows = std::min<std::int64_t>(wanted, blocks), .pack = pack};
 }

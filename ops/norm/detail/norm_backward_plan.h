@@ -73,10 +73,13 @@ constexpr StreamKernel by_cluster(int packs, int depth, int chunks = 1) {
 using Of16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_lanes(32, 2, 2), by_block(1, 3),
                          by_block(2, 2), by_block(3, 2), by_cluster(2, 4), by_cluster(3, 3), by_cluster(4, 5, 2),
                          by_cluster(4, 6, 2)>;
-using SumsOf16Bits = Kernels<by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2), by_block(3, 2), by_cluster(2, 4)>;
-using DroppedSumsOf16Bits = Kernels<by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2), by_cluster(2, 4)>;
+using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2),
+                             by_block(3, 2), by_cluster(2, 4)>;
+using DroppedSumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4),
+                                    by_block(2, 2), by_cluster(2, 4)>;
 using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(4, 3), by_cluster(6, 5, 3), by_cluster(8, 5, 4)>;
-using SumsOfFloat32 = Kernels<by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2), by_cluster(2, 4)>;
+using SumsOfFloat32 = Kernels<by_lanes(8, 2, 4), by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2),
+                              by_cluster(2, 4)>;
 
 }  // namespace norm_backward_kernels
 
@@ -139,6 +142,9 @@ constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, boo
   const int most = 64 / (size < 4 ? 4 : size);
   if (packs && !centered && columns > 64 && columns <= 256) {
     return {(columns <= 128 ? 128 : 256) / most, 256, most};
+  }
+  if (!packs && columns > 256 && columns <= 512 && size <= 4) {
+    return {32, 256, 16};  // a warp for each row, so that more rows are in flight
   }
   if (packs && centered && columns > 64 && columns <= 128 && size <= 4) {
     return size == 2 ? HeldLayout{16, 256, 8} : HeldLayout{32, 256, 4};

@@ -56,9 +56,10 @@ constexpr Line kHeld16Bits[] = {{768, HeldOf16Bits::get(by_warp(3))},
                                 {kAny, HeldOf16Bits::get(by_block(4))},
                                 {kAny, HeldOf16Bits::get(by_block(3))}};
 constexpr Line kHeldSums16Bits[] = {
-    {256, HeldSumsOf16Bits::get(by_warp(1))},   {512, HeldSumsOf16Bits::get(by_warp(2))},
-    {768, HeldSumsOf16Bits::get(by_warp(3))},   {1024, HeldSumsOf16Bits::get(by_warp(4))},
-    {2560, HeldSumsOf16Bits::get(by_block(2))}, {kAny, HeldSumsOf16Bits::get(by_block(4))}};
+    {64, HeldSumsOf16Bits::get(by_lanes(8, 1))}, {128, HeldSumsOf16Bits::get(by_lanes(16, 1))},
+    {256, HeldSumsOf16Bits::get(by_warp(1))},    {512, HeldSumsOf16Bits::get(by_warp(2))},
+    {768, HeldSumsOf16Bits::get(by_warp(3))},    {1024, HeldSumsOf16Bits::get(by_warp(4))},
+    {2560, HeldSumsOf16Bits::get(by_block(2))},  {kAny, HeldSumsOf16Bits::get(by_block(4))}};
 constexpr Line kHeldFloat32[] = {{384, HeldOfFloat32::get(by_warp(3))},
                                  {512, HeldOfFloat32::get(by_warp(4))},
                                  {2048, HeldOfFloat32::get(by_block(2))},
@@ -68,9 +69,10 @@ constexpr Line kHeldFloat32[] = {{384, HeldOfFloat32::get(by_warp(3))},
 constexpr Line kHeldFloat32NotCentered[] = {{kAny, HeldOfFloat32NotCentered::get(by_block(8))},
                                             {kAny, HeldOfFloat32NotCentered::get(by_block(4))}};
 constexpr Line kHeldSumsFloat32[] = {
-    {128, HeldSumsOfFloat32::get(by_warp(1))},   {256, HeldSumsOfFloat32::get(by_warp(2))},
-    {384, HeldSumsOfFloat32::get(by_warp(3))},   {512, HeldSumsOfFloat32::get(by_warp(4))},
-    {2048, HeldSumsOfFloat32::get(by_block(2))}, {kAny, HeldSumsOfFloat32::get(by_block(4))}};
+    {64, HeldSumsOfFloat32::get(by_lanes(8, 2))}, {128, HeldSumsOfFloat32::get(by_warp(1))},
+    {256, HeldSumsOfFloat32::get(by_warp(2))},    {384, HeldSumsOfFloat32::get(by_warp(3))},
+    {512, HeldSumsOfFloat32::get(by_warp(4))},    {2048, HeldSumsOfFloat32::get(by_block(2))},
+    {kAny, HeldSumsOfFloat32::get(by_block(4))}};
 constexpr Line kHeldFloat64[] = {{64, HeldOfFloat64::get(by_lanes(8, 4))},
                                  {512, HeldOfFloat64::get(by_warp(8))},
                                  {kAny, HeldOfFloat64::get(by_block(8))}};

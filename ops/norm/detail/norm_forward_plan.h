@@ -90,11 +90,13 @@ using ShortOfFloat32NotCentered = Kernels<by_lanes(8, 1), by_lanes(8, 2), by_lan
 
 using HeldOf16Bits =
     Kernels<by_warp(3), by_warp(4), by_block(2), by_block(3), by_block(4), by_cluster(2), by_cluster(4)>;
-using HeldSumsOf16Bits = Kernels<by_warp(1), by_warp(2), by_warp(3), by_warp(4), by_block(2), by_block(4)>;
+using HeldSumsOf16Bits =
+    Kernels<by_lanes(8, 1), by_lanes(16, 1), by_warp(1), by_warp(2), by_warp(3), by_warp(4), by_block(2), by_block(4)>;
 using HeldOfFloat32 =
     Kernels<by_warp(3), by_warp(4), by_block(2), by_block(4), by_block(8), by_cluster(4), by_cluster(8)>;
 using HeldOfFloat32NotCentered = Kernels<by_block(4), by_block(8), by_cluster(4), by_cluster(8)>;
-using HeldSumsOfFloat32 = Kernels<by_warp(1), by_warp(2), by_warp(3), by_warp(4), by_block(2), by_block(4)>;
+using HeldSumsOfFloat32 =
+    Kernels<by_lanes(8, 2), by_warp(1), by_warp(2), by_warp(3), by_warp(4), by_block(2), by_block(4)>;
 using HeldOfFloat64 = Kernels<by_lanes(8, 4), by_warp(8), by_block(8)>;
 using HeldUnaligned = Kernels<by_lanes(8, 8), by_warp(4), by_warp(8), by_warp(16), by_block(8), by_block(16)>;
 

@@ -7,29 +7,31 @@
 
 namespace mica::kernels::softmax_rows {
 
-using held::Exchange;
-using held::RowPlan;
-
-constexpr int kElementThreads = held::kMostTeamThreads;  // the most threads of a block
+constexpr int kElementThreads = rows::kMostGroupThreads;  // the most threads of a block
 
 /// Calls f(i, elements) with one or several elements, at i, i + step, …, for all of first, first + step, … < end.
 /// Index: int or std::int64_t.
 template <class Direction, class Index, class F>
 __device__ void for_elements(const typename Direction::Inputs& from, Index first, Index end, Index step, const F& f) {
   constexpr int kAtOnce = sizeof(typename Direction::T) == 8 ? 2 : 4;  // loads in flight
-  Index i = first;
-  for (; i < end - (kAtOnce - 1) * step; i += kAtOnce * step) {
-    typename Direction::Element elements[kAtOnce];
+  const auto some = [&]<int N>(Index i) {
+    typename Direction::Element elements[N];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      elements[k] = Direction::read(from, i + k * step);
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int k = 0; k < from.kInputs; ++k) {
+        elements[n].at[k] = static_cast<typename Direction::S>(from.in[k][i + n * step]);
+      }
     }
     f(i, elements);
+  };
+  Index i = first;
+  for (; i < end - (kAtOnce - 1) * step; i += kAtOnce * step) {
+    some.template operator()<kAtOnce>(i);
   }
 #pragma unroll 1
   for (; i < end; i += step) {
-    const typename Direction::Element element[1] = {Direction::read(from, i)};
-    f(i, element);
+    some.template operator()<1>(i);
   }
 }
 
@@ -86,17 +88,18 @@ __device__ const T* stage(const T* from, int count, unsigned char* memory, std::
 
 /// A row per block, or per cluster. If kStaged, it is read once, into shared memory; otherwise it is read twice. The
 /// order of its sum is counted from its beginning, so that the result does not depend on its address.
-template <class Direction, Team kTeam, bool kStaged>
+template <class Direction, Group kGroup, bool kStaged>
 __global__ void __launch_bounds__(kElementThreads, sizeof(typename Direction::T) == 8 ? 1 : 3)
     softmax_elements(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
                      RowPlan plan) {
   using T = typename Direction::T;
   using Found = typename Direction::Found;
   using Index = std::conditional_t<kStaged, int, std::int64_t>;
-  __shared__ typename Exchange<Found, kTeam>::Shared shared;
+  using Threads = rows::RowGroup<Found, kGroup>;
+  __shared__ typename Threads::Shared shared;
 
-  Exchange<Found, kTeam> exchange(shared, plan.cluster);
-  const Place<kTeam> at(plan, rows, columns);
+  Threads threads(shared, plan.cluster);
+  const Place<kGroup> at(plan, rows, columns);
   Index end = 0;
   Index seen = 0;
   m.move(at.row * columns + at.begin);
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(kElementThreads, sizeof(typename Direction::T)
 
   const auto first = static_cast<Index>(threadIdx.x);
   const auto step = static_cast<Index>(blockDim.x);
-  const Found found = exchange.joined(reduced_elements(direction, m, first, seen, step), at.rank);
+  const Found found = threads.all_reduce(reduced_elements(direction, m, first, seen, step));
   write_elements(direction, m, to, first, seen, step, found);
   for (Index i = seen + first; i < end; i += step) {
     to[i] = static_cast<T>(0.0f);

@@ -17,15 +17,13 @@
 
 namespace mica::kernels::softmax_rows {
 
-using held::HeldPacks;
-using held::RowPlan;
-using rows::Pack;
+using rows::RowTile;
 
 /// An entry of kSoftmaxLayouts, for elements of T.
 template <class T, int kIndex>
 struct Layout {
   static constexpr SoftmaxLayout kEntry = kSoftmaxLayouts[kIndex];
-  static constexpr Team kTeam = kEntry.team;
+  static constexpr Group kGroup = kEntry.group;
   static constexpr int V = kEntry.packs ? 16 / sizeof(T) : 1;
   static constexpr int kPacks = kEntry.elements / V;
   static constexpr bool kPacked = kEntry.packed;
@@ -86,181 +84,162 @@ __device__ void load_packs(Packs& packs, const T* row, int columns, std::int64_t
   }
 }
 
-/// Writes the thread's packs of a row with `columns` columns. result(i, values) computes pack number i. Masked rows get
-/// zeros from column `seen` on.
-template <class L, class Rule, class T, class Result>
-__device__ void write_packs(T* row, int columns, int seen, const Result& result) {
+/// A thread's packs of a row of each input.
+///
+/// In forward, unless the packs are packed, the powers exp(x − largest) of softmax replace the elements. In backward,
+/// elements of 16 bits stay unconverted, if packs have several of them, to save registers.
+template <class Direction, class L>
+class HeldRow {
+  using T = typename Direction::T;
   using S = Accumulate<T>;
-  const int first = rows::opaque(L::first());
-  T* const mine = rows::opaque(row + first);
+  using Found = typename Direction::Found;
+  static constexpr int V = L::V;
+  static constexpr int kInputs = Direction::Inputs::kInputs;
+  static constexpr bool kBackward = Direction::kBackward;
+  static constexpr bool kKeepsPowers = !kBackward && !Direction::kLog && !L::kPacked;
+  using Packs = RowTile<T, V, L::kPacks, kBackward ? (sizeof(T) * V > 2) : L::kPacked>;
+
+ public:
+  static constexpr int kWords =
+      kInputs * Packs::kWords + (Direction::kMasked || (Direction::kLog && !kBackward) ? 16 : 0);
+
+  /// The matrix has `elements` elements.
+  __device__ void load(const typename Direction::Inputs& m, std::int64_t first, int seen, std::int64_t elements) {
 #pragma unroll
-  for (int i = 0; i < L::kPacks; ++i) {
-    if (i * L::kStep < columns - first) {
-      S values[L::V];
-      result(i, values);
-#pragma unroll
-      for (int j = 0; j < L::V; ++j) {
-        values[j] = Rule::seen_or_zero(values[j], i * L::kStep + j < seen - first);
-      }
-      const auto pack = rows::pack_of<T>(values);
-      if constexpr (sizeof(pack) == 16) {
-        rows::store_whole(mine + i * L::kStep, pack);
-      } else {
-        rows::store(mine + i * L::kStep, pack);
-      }
+    for (int k = 0; k < kInputs; ++k) {
+      load_packs<L>(packs_[k], m.in[k] + first, seen, elements, Direction::kAbsent);
     }
   }
-}
+  __device__ Packs& packs() { return packs_[0]; }
 
-/// A thread's packs of a row of x. Unless they are packed, the powers exp(x − largest) of softmax replace the elements.
-template <class Forward, class L>
-struct ForwardPacks {
-  using T = typename Forward::T;
-  using S = Accumulate<T>;
-  using Found = typename Forward::Found;
-  using Packs = HeldPacks<T, L::V, L::kPacks, L::kPacked>;
-  static constexpr int V = L::V;
-  static constexpr int kWords = Packs::kWords + (Forward::kLog || Forward::kMasked ? 16 : 0);
-  static constexpr bool kKeepsPowers = !Forward::kLog && !L::kPacked;
-
-  Packs packs;
-
-  __device__ void load(const Matrices<T, 1>& m, std::int64_t first, int seen, std::int64_t elements) {
-    load_packs<L>(packs, m.in[0] + first, seen, elements, -std::numeric_limits<S>::infinity());
-  }
-  __device__ void forget() { packs.forget(); }
-
-  /// The largest of a warp's elements and the sum of their powers.
-  __device__ Found reduced(const Forward& rule, int seen) {
-    auto found = Found::nothing();
-    const int left = seen - L::first();
-    const auto for_values = [&](const auto& f) {
+  __device__ void forget() {
 #pragma unroll
-      for (int i = 0; i < L::kPacks; ++i) {
-        S values[V];
-        packs.values(i, values);
+    for (Packs& packs : packs_) {
+      packs.forget();
+    }
+  }
+
+  /// The reduction of a warp's, or of the row's lanes', elements.
+  __device__ Found reduced(const Direction& direction, int seen) {
+    const int left = seen - L::first();
+    auto found = Found::nothing();
+    if constexpr (kBackward) {
+      for_packs([&](int i, const Element(&elements)[V]) {
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          values[j] = rule.counted(values[j], i * L::kStep + j < left);
+          found.sum +=
+              Direction::seen_or_zero(Direction::term(elements[j].at[0], elements[j].at[1]), i * L::kStep + j < left);
         }
-        f(i, values);
-      }
-    };
-    for_values([&](int, const S(&values)[V]) {
+      });
+      return found.template over_lanes<L::kLanes>();
+    } else {
+      const auto counted = [&](int i, int j, const Element& element) {
+        return direction.counted(element.at[0], i * L::kStep + j < left);
+      };
+      for_packs([&](int i, const Element(&elements)[V]) {
 #pragma unroll
-      for (const S value : values) {
-        found.largest = larger(found.largest, value);
-      }
-    });
-    found.largest = Forward::shift(largest_of_lanes(found.largest, L::kLanes));
-    packs.forget();
-    S sums[2] = {};  // take turns, so that consecutive additions do not depend on each other
-    for_values([&](int i, S(&values)[V]) {
+        for (int j = 0; j < V; ++j) {
+          found.largest = larger(found.largest, counted(i, j, elements[j]));
+        }
+      });
+      found.largest = Direction::shift(largest_of_lanes(found.largest, L::kLanes));
+      forget();
+      S sums[2] = {};  // take turns, so that consecutive additions do not depend on each other
+      for_packs([&](int i, const Element(&elements)[V]) {
+        S powers[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        values[j] = Forward::power(values[j], found.largest);
-        sums[(i * V + j) % 2] += values[j];
-      }
-      if constexpr (kKeepsPowers) {
-        packs.replace(i, values);
-      }
-    });
-    found.sum = sum_of_lanes(sums[0] + sums[1], L::kLanes);
-    return found;
-  }
-
-  /// in_warp: what reduced() has returned. found: the same for the whole row.
-  __device__ void write(T* row, const Forward& rule, int columns, int seen, const Found& in_warp,
-                        const Found& found) const {
-    S factor = rule.factor(found.sum);
-    if constexpr (kKeepsPowers) {
-      factor *= found.power(in_warp.largest - found.largest);
+        for (int j = 0; j < V; ++j) {
+          powers[j] = Direction::power(counted(i, j, elements[j]), found.largest);
+          sums[(i * V + j) % 2] += powers[j];
+        }
+        if constexpr (kKeepsPowers) {
+          packs_[0].replace(i, powers);
+        }
+      });
+      found.sum = sum_of_lanes(sums[0] + sums[1], L::kLanes);
+      return found;
     }
-    write_packs<L, Forward>(row, columns, seen, [&](int i, S(&values)[V]) {
-      packs.values(i, values);
-#pragma unroll
-      for (S& value : values) {
-        value = kKeepsPowers ? value * factor : rule.result(value, found.largest, factor);
-      }
-    });
-  }
-};
-
-/// A thread's packs of a row of y and of dy. To save registers, elements of 16 bits stay unconverted, if packs have
-/// several of them.
-template <class Backward, class L>
-struct BackwardPacks {
-  using T = typename Backward::T;
-  using S = Accumulate<T>;
-  using Found = typename Backward::Found;
-  using Packs = HeldPacks<T, L::V, L::kPacks, (sizeof(T) * L::V > 2)>;
-  static constexpr int V = L::V;
-  static constexpr int kWords = 2 * Packs::kWords + (Backward::kMasked ? 16 : 0);
-
-  Packs outs;
-  Packs gradients;
-
-  __device__ void load(const Matrices<T, 2>& m, std::int64_t first, int seen, std::int64_t elements) {
-    load_packs<L>(outs, m.in[0] + first, seen, elements, S{0});
-    load_packs<L>(gradients, m.in[1] + first, seen, elements, S{0});
-  }
-  __device__ void forget() {
-    outs.forget();
-    gradients.forget();
   }
 
-  __device__ Found reduced(const Backward&, int seen) const {
-    const int left = seen - L::first();
-    auto found = Found::nothing();
+  /// Writes the results of a row with `columns` columns. Masked rows get zeros from column `seen` on. in_warp: what
+  /// reduced() has returned. found: the same for the whole row.
+  __device__ void write(T* row, const Direction& direction, int columns, int seen, const Found& in_warp,
+                        const Found& found) const {
+    S prepared = direction.prepared(found);
+    if constexpr (kKeepsPowers) {
+      prepared *= found.power(in_warp.largest - found.largest);
+    }
+    const int first = rows::opaque(L::first());
+    T* const mine = rows::opaque(row + first);
 #pragma unroll
     for (int i = 0; i < L::kPacks; ++i) {
-      S out[V];
-      S gradient[V];
-      outs.values(i, out);
-      gradients.values(i, gradient);
+      if (i * L::kStep < columns - first) {
+        Element elements[V];
+        read(i, elements);
+        S values[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        found.sum += Backward::seen_or_zero(Backward::term(out[j], gradient[j]), i * L::kStep + j < left);
+        for (int j = 0; j < V; ++j) {
+          const S value = kKeepsPowers ? elements[j].at[0] * prepared : direction.write(elements[j], found, prepared);
+          values[j] = Direction::seen_or_zero(value, i * L::kStep + j < seen - first);
+        }
+        const auto pack = rows::pack_of<T>(values);
+        if constexpr (sizeof(pack) == 16) {
+          rows::store_whole(mine + i * L::kStep, pack);
+        } else {
+          rows::store(mine + i * L::kStep, pack);
+        }
       }
     }
-    return found.over_lanes(L::kLanes);
   }
 
-  __device__ void write(T* row, const Backward& rule, int columns, int seen, const Found&, const Found& found) const {
-    write_packs<L, Backward>(row, columns, seen, [&](int i, S(&gradient)[V]) {
-      S out[V];
-      outs.values(i, out);
-      gradients.values(i, gradient);
+ private:
+  using Element = typename Direction::Element;
+
+  /// The elements of pack number i.
+  __device__ void read(int i, Element (&elements)[V]) const {
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) {
+      S values[V];
+      packs_[k].values(i, values);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        gradient[j] = rule.gradient(out[j], gradient[j], found.sum);
+        elements[j].at[k] = values[j];
       }
-    });
+    }
   }
+  template <class F>
+  __device__ void for_packs(const F& f) const {
+#pragma unroll
+    for (int i = 0; i < L::kPacks; ++i) {
+      Element elements[V];
+      read(i, elements);
+      f(i, elements);
+    }
+  }
+
+  Packs packs_[kInputs];
 };
 
 template <class Direction, class L>
-using PacksOf = std::conditional_t<Direction::kBackward, BackwardPacks<Direction, L>, ForwardPacks<Direction, L>>;
-
-template <class Direction, class L>
-__global__ void __launch_bounds__(L::kThreads, L::least_blocks(PacksOf<Direction, L>::kWords))
+__global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldRow<Direction, L>::kWords))
     softmax_held(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
                  RowPlan plan) {
   using Found = typename Direction::Found;
-  __shared__ typename held::Exchange<Found, L::kTeam>::Shared shared;
+  using Threads = rows::RowGroup<Found, L::kGroup>;
+  __shared__ typename Threads::Shared shared;
 
-  held::Exchange<Found, L::kTeam> exchange(shared, plan.cluster);
-  const Place<L::kTeam> at(plan, rows, columns);
+  Threads threads(shared, plan.cluster);
+  const Place<L::kGroup> at(plan, rows, columns);
   const std::int64_t first = at.row * columns + at.begin;
   const int seen = direction.seen(at, columns);
-  PacksOf<Direction, L> packs;
-  packs.load(m, first, seen, m.kInputs * rows * columns);
+  HeldRow<Direction, L> row;
+  row.load(m, first, seen, m.kInputs * rows * columns);
 
-  const Found in_warp = packs.reduced(direction, seen);
-  const Found found = exchange.joined_warps(in_warp, at.rank);
+  const Found in_warp = row.reduced(direction, seen);
+  const Found found = threads.reduce_warps(in_warp);
 
-  packs.forget();
-  packs.write(m.out + first, direction, at.columns, seen, in_warp, found);
+  row.forget();
+  row.write(m.out + first, direction, at.columns, seen, in_warp, found);
 }
 
 }  // namespace mica::kernels::softmax_rows

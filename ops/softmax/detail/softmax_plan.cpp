@@ -8,10 +8,10 @@ namespace mica::kernels {
 
 namespace {
 
-using held::Held;
-using held::kMostTeamThreads;
+using rows::kMostGroupThreads;
 
 constexpr int kWarp = 32;
+constexpr double kTooExpensive = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kSlabUnit = 64;  // columns
 
 // In forward, aligned rows that are longer are streamed. Shorter ones are faster with one row per cluster.
@@ -48,48 +48,44 @@ bool has_packs(const SoftmaxProblem& problem) {
   return problem.element_size < 8 && problem.alignment % 16 == 0 && problem.columns * problem.element_size % 16 == 0;
 }
 
-/// Calls f(layout, plan) for the layouts of a kind that the problem can use, in order, until f returns true: then
-/// `plan`, which f has completed, is the result.
-template <class F>
-SoftmaxPlan first_plan(const SoftmaxProblem& problem, Held held, Team team, const F& f) {
-  for (int i = 0; i < static_cast<int>(std::size(kSoftmaxLayouts)); ++i) {
-    const SoftmaxLayout& layout = kSoftmaxLayouts[i];
-    if (layout.held == held && layout.team == team && layout.packs == has_packs(problem) &&
-        layout.serves(problem.element_size, problem.backward, problem.masked)) {
+/// The plan with the lowest cost(plan), and of equal ones the first, among the layouts of a kind that the problem can
+/// use, with a power of two of blocks from `least` to `most` that share a row.
+template <class Cost>
+SoftmaxPlan cheapest(const SoftmaxProblem& problem, Held held, Group group, int least, int most, const Cost& cost) {
+  SoftmaxPlan best;
+  double best_cost = kTooExpensive;
+  for (int blocks = least; blocks <= most; blocks *= 2) {
+    for (int i = 0; i < static_cast<int>(std::size(kSoftmaxLayouts)); ++i) {
+      const SoftmaxLayout& layout = kSoftmaxLayouts[i];
+      const std::int64_t slab = slab_of(problem.columns, blocks);
+      const int threads = group == Group::warp ? layout.lanes : layout.threads;  // that share a row, at most
+      if (layout.held != held || layout.group != group || layout.packs != has_packs(problem) ||
+          !layout.serves(problem.element_size, problem.backward, problem.masked) ||
+          slab > std::int64_t{threads} * layout.elements) {
+        continue;
+      }
       SoftmaxPlan plan;
       plan.held = held;
-      plan.team = team;
+      plan.group = group;
       plan.pack = layout.packs ? 16 / problem.element_size : 1;
       plan.elements = layout.elements;
       plan.packed = layout.packed;
+      plan.threads = group == Group::warp ? layout.lanes : threads_for(slab, layout.elements);
+      plan.rows = group == Group::warp ? layout.threads / layout.lanes : 1;
+      plan.cluster = blocks;
+      plan.slab = static_cast<int>(slab);
       plan.layout = i;
-      if (f(layout, plan)) {
-        return plan;
+      if (cost(plan) < best_cost) {
+        best = plan;
+        best_cost = cost(plan);
       }
     }
   }
-  return {};
-}
-
-/// Completes a plan in which `blocks` blocks share a row. Returns whether these are enough.
-bool divide(SoftmaxPlan& plan, std::int64_t columns, int blocks, int most_threads) {
-  const std::int64_t slab = slab_of(columns, blocks);
-  if (slab > std::int64_t{most_threads} * plan.elements) {
-    return false;
-  }
-  plan.threads = threads_for(slab, plan.elements);
-  plan.cluster = blocks;
-  plan.slab = static_cast<int>(slab);
-  return plan.threads <= most_threads;
+  return best;
 }
 
 SoftmaxPlan plan_lanes(const SoftmaxProblem& problem) {
-  return first_plan(problem, Held::registers, Team::warp, [&](const SoftmaxLayout& layout, SoftmaxPlan& plan) {
-    plan.threads = layout.lanes;
-    plan.rows = layout.threads / layout.lanes;
-    plan.slab = static_cast<int>(problem.columns);
-    return problem.columns <= layout.lanes * layout.elements;
-  });
+  return cheapest(problem, Held::registers, Group::warp, 1, 1, [](const SoftmaxPlan& plan) { return plan.layout; });
 }
 
 SoftmaxPlan plan_block(const SoftmaxProblem& problem) {
@@ -98,26 +94,15 @@ SoftmaxPlan plan_block(const SoftmaxProblem& problem) {
     return {};
   }
   const bool packed = problem.element_size == 2 && !problem.backward && problem.columns > kMostUnpackedColumns;
-  SoftmaxPlan best;
-  first_plan(problem, Held::registers, Team::block, [&](const SoftmaxLayout& layout, SoftmaxPlan& plan) {
-    if (layout.packed == packed && divide(plan, problem.columns, 1, layout.threads) &&
-        (best.threads == 0 || plan.threads * plan.elements < best.threads * best.elements)) {
-      best = plan;
-    }
-    return false;
+  return cheapest(problem, Held::registers, Group::block, 1, 1, [&](const SoftmaxPlan& plan) {
+    return plan.packed == packed ? plan.threads * plan.elements : kTooExpensive;
   });
-  return best;
 }
 
 SoftmaxPlan plan_cluster(const SoftmaxProblem& problem) {
-  return first_plan(problem, Held::registers, Team::cluster, [&](const SoftmaxLayout& layout, SoftmaxPlan& plan) {
-    for (int blocks = 2; problem.clusters && blocks <= held::kMostCluster; blocks *= 2) {
-      if (divide(plan, problem.columns, blocks, layout.threads)) {
-        return true;
-      }
-    }
-    return false;
-  });
+  const int most = problem.clusters ? rows::kMostCluster : 0;
+  return cheapest(problem, Held::registers, Group::cluster, 2, most,
+                  [](const SoftmaxPlan& plan) { return plan.layout * 100 + plan.cluster; });
 }
 
 /// Estimates the speed of streamed 16-bit rows, in columns per unit of time. To process its parts of one row per block,
@@ -126,7 +111,7 @@ SoftmaxPlan plan_cluster(const SoftmaxProblem& problem) {
 double streamed_speed(const SoftmaxPlan& plan) {
   constexpr int kConstantTime = 100;  // in the time that a scheduler's warp takes for one element per thread
   constexpr int kSchedulers = 4;
-  const int blocks = kMostTeamThreads / plan.threads;  // per multiprocessor
+  const int blocks = kMostGroupThreads / plan.threads;  // per multiprocessor
   const auto warps = static_cast<int>(round_up(blocks * plan.threads / kWarp, kSchedulers)) / kSchedulers;
   return static_cast<double>(persistent_blocks(plan.cluster)) * blocks * plan.slab /
          (kConstantTime + warps * plan.elements);
@@ -136,42 +121,36 @@ double streamed_speed(const SoftmaxPlan& plan) {
 /// are faster with one row per cluster. Rows of 32 bits get clusters of 8 blocks if these are enough.
 SoftmaxPlan plan_streamed(const SoftmaxProblem& problem) {
   constexpr double kLeastSpeed = 6840;
-  SoftmaxPlan best;
   if (!problem.clusters || problem.columns <= kMostHeldColumns) {
-    return best;
+    return {};
   }
   const bool narrow = problem.element_size == 2;
-  double best_speed = narrow ? kLeastSpeed : 0;
-  for (int blocks = narrow ? 2 : 8; blocks <= held::kMostCluster; blocks *= 2) {
-    first_plan(problem, Held::streamed, Team::cluster, [&](const SoftmaxLayout& layout, SoftmaxPlan& plan) {
-      if (divide(plan, problem.columns, blocks, layout.threads) && streamed_speed(plan) > best_speed) {
-        best = plan;
-        best_speed = narrow ? streamed_speed(plan) : std::numeric_limits<double>::infinity();
-      }
-      return false;
-    });
+  SoftmaxPlan plan = cheapest(problem, Held::streamed, Group::cluster, narrow ? 2 : 8, rows::kMostCluster,
+                              [&](const SoftmaxPlan& candidate) {
+                                const double speed = streamed_speed(candidate);
+                                return !narrow ? candidate.cluster : speed > kLeastSpeed ? -speed : kTooExpensive;
+                              });
+  if (plan.held == Held::streamed) {
+    // A multiprocessor has registers for kMostGroupThreads threads, in one or more blocks.
+    const std::int64_t bytes = kSharedBytesOfAll / (kMostGroupThreads / plan.threads) - kExchangeBytes;
+    const std::int64_t row_bytes = std::int64_t{plan.threads} * plan.elements * problem.element_size;
+    plan.ahead = static_cast<int>(std::clamp<std::int64_t>(bytes / row_bytes, 1, kMostAhead));
   }
-  if (best.held == Held::streamed) {
-    // A multiprocessor has registers for kMostTeamThreads threads, in one or more blocks.
-    const std::int64_t bytes = kSharedBytesOfAll / (kMostTeamThreads / best.threads) - kExchangeBytes;
-    const std::int64_t row_bytes = std::int64_t{best.threads} * best.elements * problem.element_size;
-    best.ahead = static_cast<int>(std::clamp<std::int64_t>(bytes / row_bytes, 1, kMostAhead));
-  }
-  return best;
+  return plan;
 }
 
 /// The plan for rows in the shared memory of a block or a cluster, or, if they are too long, for reading them twice.
 SoftmaxPlan plan_shared_memory(const SoftmaxProblem& problem) {
   SoftmaxPlan plan;
-  plan.threads = kMostTeamThreads;
+  plan.threads = kMostGroupThreads;
   const int matrices = problem.backward ? 2 : 1;
-  const int most_blocks = problem.clusters && problem.element_size < 8 ? held::kMostCluster : 1;
+  const int most_blocks = problem.clusters && problem.element_size < 8 ? rows::kMostCluster : 1;
   for (const int bytes : kSharedBytes) {
     for (int blocks = 1; blocks <= most_blocks; blocks *= 2) {
       const std::int64_t slab = slab_of(problem.columns, blocks);
       if ((slab * problem.element_size + 32) * matrices <= bytes) {
         plan.held = Held::shared_memory;
-        plan.team = blocks == 1 ? Team::block : Team::cluster;
+        plan.group = blocks == 1 ? Group::block : Group::cluster;
         plan.threads = std::min(plan.threads, threads_for(slab, kSharedElements));
         plan.cluster = blocks;
         plan.slab = static_cast<int>(slab);

@@ -2,9 +2,37 @@
 
 // Which CUDA kernel softmax uses for rows of a given length.
 
-#include <mica/ops/detail/row_team.h>
+#include <mica/ops/rows/row_plan.h>
 
 namespace mica::kernels {
+
+using rows::Group;
+
+constexpr int kWarpRows = 8;  // warps per block, if each has rows of its own
+
+/// Where a row is kept between reading it and writing its results.
+enum class Held {
+  nowhere,    // it is too long, and is read twice
+  registers,  // of its threads
+  streamed,   // in registers, too, but each block stays on its multiprocessor and processes row after row
+  shared_memory,
+};
+
+/// How rows of a given length are held, and by how many threads.
+struct RowPlan {
+  Held held = Held::nowhere;
+  Group group = Group::block;
+  int pack = 0;         // columns that a thread reads at once
+  int elements = 0;     // the most elements of a row that a thread holds in registers
+  bool packed = false;  // whether a register holds two 16-bit elements
+  int threads = 0;      // per block, that share a row
+  int rows = 1;         // per block
+  int cluster = 1;      // blocks that share a row
+  int slab = 0;         // columns of a row per block
+  int ahead = 0;        // if streamed, how many rows are copied ahead of their use
+
+  bool operator==(const RowPlan&) const = default;
+};
 
 struct SoftmaxProblem {
   std::int64_t columns;
@@ -17,14 +45,14 @@ struct SoftmaxProblem {
 
 /// A kernel for rows in registers.
 struct SoftmaxLayout {
-  held::Held held = held::Held::registers;
-  Team team = Team::warp;
+  Held held = Held::registers;
+  Group group = Group::warp;
   int lanes = 32;       // of a warp, that share a row or a part of it
   int elements;         // the most elements of a row that a thread has
   bool packs = true;    // whether rows are read in packs of 16 bytes, or else element by element
   bool packed = false;  // whether a register holds two 16-bit elements (backward's always do, except single elements)
-  int threads = held::kMostTeamThreads;  // the most per block
-  int blocks = 0;                        // that fit on a multiprocessor, at least; 0: as many as registers allow
+  int threads = rows::kMostGroupThreads;  // the most per block
+  int blocks = 0;                         // that fit on a multiprocessor, at least; 0: as many as registers allow
   int forward;  // the element sizes that it is compiled for: 2, 4 or 8 bytes, or a sum of these
   int backward;
   bool masked = true;  // whether it is also compiled for masked rows
@@ -50,27 +78,28 @@ inline constexpr SoftmaxLayout kSoftmaxLayouts[] = {
     {.elements = 16, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
     {.elements = 32, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
     // A block. A row gets the one that leaves the fewest threads without elements; of equal ones, the first.
-    {.team = Team::block, .elements = 16, .forward = 0, .backward = 4},
-    {.team = Team::block, .elements = 32, .forward = 2 | 4, .backward = 2 | 4},
-    {.team = Team::block, .elements = 24, .forward = 2 | 4, .backward = 2},
-    {.team = Team::block, .elements = 32, .packed = true, .forward = 2, .backward = 0},
-    {.team = Team::block, .elements = 24, .packed = true, .forward = 2, .backward = 0},
+    {.group = Group::block, .elements = 16, .forward = 0, .backward = 4},
+    {.group = Group::block, .elements = 32, .forward = 2 | 4, .backward = 2 | 4},
+    {.group = Group::block, .elements = 24, .forward = 2 | 4, .backward = 2},
+    {.group = Group::block, .elements = 32, .packed = true, .forward = 2, .backward = 0},
+    {.group = Group::block, .elements = 24, .packed = true, .forward = 2, .backward = 0},
     // A cluster. A row gets the first that is large enough.
-    {.team = Team::cluster, .elements = 32, .threads = 384, .blocks = 2, .forward = 0, .backward = 4, .masked = false},
-    {.team = Team::cluster, .elements = 32, .forward = 4, .backward = 2 | 4},
-    {.team = Team::cluster, .elements = 32, .packed = true, .forward = 2, .backward = 0},
-    // A cluster that processes row after row.
-    {.held = held::Held::streamed,
-     .team = Team::cluster,
+    {.group = Group::cluster,
      .elements = 32,
-     .forward = 2 | 4,
-     .backward = 0,
+     .threads = 384,
+     .blocks = 2,
+     .forward = 0,
+     .backward = 4,
      .masked = false},
-    {.held = held::Held::streamed, .team = Team::cluster, .elements = 40, .forward = 2, .backward = 0, .masked = false},
+    {.group = Group::cluster, .elements = 32, .forward = 4, .backward = 2 | 4},
+    {.group = Group::cluster, .elements = 32, .packed = true, .forward = 2, .backward = 0},
+    // A cluster that processes row after row.
+    {.held = Held::streamed, .group = Group::cluster, .elements = 32, .forward = 2 | 4, .backward = 0, .masked = false},
+    {.held = Held::streamed, .group = Group::cluster, .elements = 40, .forward = 2, .backward = 0, .masked = false},
 };
 
 /// Where rows are held, and by how many threads.
-struct SoftmaxPlan : held::RowPlan {
+struct SoftmaxPlan : RowPlan {
   int layout = -1;  // of kSoftmaxLayouts, if rows are in registers
 };
 SoftmaxPlan plan_softmax(const SoftmaxProblem& problem);

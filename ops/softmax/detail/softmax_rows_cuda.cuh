@@ -13,8 +13,6 @@
 
 namespace mica::kernels::softmax_rows {
 
-using held::Held;
-
 /// Launches a kernel with one row per block, several rows per block, or one row per cluster. Streamed: as many clusters
 /// as the GPU runs at a time, each of which processes row after row.
 template <class Kernel, class... Arguments>
@@ -48,17 +46,17 @@ template <class Direction>
 void run_elements(const typename Direction::Inputs& m, std::int64_t rows, std::int64_t columns,
                   const Direction& direction, const SoftmaxPlan& plan) {
   constexpr bool kBackward = Direction::kBackward;
-  const auto run = [&]<Team kTeam, bool kStaged>(const char* name) {
+  const auto run = [&]<Group kGroup, bool kStaged>(const char* name) {
     const std::int64_t bytes = kStaged ? m.kInputs * staged_bytes<typename Direction::T>(plan.slab) : 0;
-    launch(softmax_elements<Direction, kTeam, kStaged>, name, plan, rows, bytes, m, rows, columns, direction, plan);
+    launch(softmax_elements<Direction, kGroup, kStaged>, name, plan, rows, bytes, m, rows, columns, direction, plan);
   };
   const char* const staged = kBackward ? "softmax_backward_staged" : "softmax_staged";
   if (plan.held == Held::nowhere) {
-    run.template operator()<Team::block, false>(kBackward ? "softmax_backward_looped" : "softmax_looped");
-  } else if (plan.team == Team::block) {
-    run.template operator()<Team::block, true>(staged);
+    run.template operator()<Group::block, false>(kBackward ? "softmax_backward_looped" : "softmax_looped");
+  } else if (plan.group == Group::block) {
+    run.template operator()<Group::block, true>(staged);
   } else if constexpr (sizeof(typename Direction::T) < 8) {
-    run.template operator()<Team::cluster, true>(staged);
+    run.template operator()<Group::cluster, true>(staged);
   }
 }
 

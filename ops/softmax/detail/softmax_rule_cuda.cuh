@@ -6,12 +6,38 @@
 #include <cstdint>
 #include <limits>
 
-#include <mica/ops/detail/row_team_cuda.cuh>
-#include <mica/ops/detail/sum_exp_cuda.cuh>
+#include <mica/ops/rows/row_group.cuh>
+#include <mica/ops/rows/row_tile.cuh>
+#include <mica/ops/rows/rows_cuda.cuh>
+#include <mica/ops/rows/sum_exp.cuh>
+#include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels::softmax_rows {
 
-using held::Place;
+using rows::Pack;
+
+/// The row that a block or a group of its threads works on, and the columns of it that they have.
+template <Group kGroup>
+struct Place {
+  std::int64_t row;
+  std::int64_t begin;  // the first column
+  int columns;         // how many; 0: the thread has no row
+  int rank;            // the block's rank in its cluster
+
+  __device__ Place(const RowPlan& plan, std::int64_t rows, std::int64_t row_columns) {
+    if constexpr (kGroup == Group::cluster) {
+      rank = cuda::cluster_rank();
+      row = blockIdx.x / plan.cluster;
+      begin = std::int64_t{rank} * plan.slab;
+    } else {
+      rank = 0;
+      row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+      begin = 0;
+    }
+    const std::int64_t left = row_columns - begin;
+    columns = row >= rows || left <= 0 ? 0 : static_cast<int>(left < plan.slab ? left : plan.slab);
+  }
+};
 
 enum class Kind {
   softmax,
@@ -43,8 +69,8 @@ struct SoftmaxRule {
     }
   }
   /// The number of columns of a block's part of a row that are not masked.
-  template <Team kTeam>
-  __device__ int seen(const Place<kTeam>& at, std::int64_t columns) const {
+  template <Group kGroup>
+  __device__ int seen(const Place<kGroup>& at, std::int64_t columns) const {
     if constexpr (kMasked) {
       const std::int64_t left = max(std::int64_t{0}, seen(at.row, columns) - at.begin);
       return static_cast<int>(min(left, std::int64_t{at.columns}));
@@ -111,40 +137,40 @@ struct Matrices {
   }
 };
 
-// Of both directions, kernels use:
-//     Found                  what is reduced over a row, and how its parts are combined
-//     read(from, i)          element i of each input
-//     add(found, elements)   adds several elements to a part's reduction
-//     write(element, found)  an element of the result, from the row's reduction
+// Kernels are templates of a direction, Forward or Backward, which has:
+//     Found                            what is reduced over a row, and how its parts are combined
+//     add(found, elements)             adds several elements to a part's reduction
+//     prepared(found)                  a number computed from the row's reduction once
+//     write(element, found, prepared)  an element of the result
+// An element consists of those of all inputs.
 
 template <class T_, Kind kKind>
 struct Forward : SoftmaxRule<T_, kKind> {
   using T = T_;
   using S = Accumulate<T>;
   using Rule = SoftmaxRule<T, kKind>;
+  using Inputs = Matrices<T, 1>;
+  using Element = Pack<S, 1>;                     // x
   using Found = SumExp<S, typename Rule::Power>;  // the shift of the largest element, and the sum of powers
   static constexpr bool kBackward = false;
-  using Inputs = Matrices<T, 1>;
-  using Element = S;
+  static constexpr S kAbsent = -std::numeric_limits<S>::infinity();  // has no effect on the reduction
 
-  __device__ static Element read(const Inputs& from, std::int64_t i) { return static_cast<S>(from.in[0][i]); }
   template <int N>
   __device__ void add(Found& found, const Element (&elements)[N]) const {
-    S largest = this->counted(elements[0], true);
+    S largest = this->counted(elements[0].at[0], true);
 #pragma unroll
     for (int i = 1; i < N; ++i) {
-      largest = larger(largest, this->counted(elements[i], true));
+      largest = larger(largest, this->counted(elements[i].at[0], true));
     }
     found.raise(larger(found.largest, Rule::shift(largest)));
 #pragma unroll
-    for (const Element x : elements) {
-      found.sum += Rule::power(this->counted(x, true), found.largest);
+    for (const Element& element : elements) {
+      found.sum += Rule::power(this->counted(element.at[0], true), found.largest);
     }
   }
-  /// The factor of a row's results.
   __device__ S prepared(const Found& found) const { return this->factor(found.sum); }
-  __device__ S write(const Element& x, const Found& found, S factor) const {
-    return this->result(x, found.largest, factor);
+  __device__ S write(const Element& element, const Found& found, S factor) const {
+    return this->result(element.at[0], found.largest, factor);
   }
 };
 
@@ -153,26 +179,22 @@ struct Backward : SoftmaxRule<T_, kKind> {
   using T = T_;
   using S = Accumulate<T>;
   using Rule = SoftmaxRule<T, kKind>;
+  using Inputs = Matrices<T, 2>;
+  using Element = Pack<S, 2>;  // y, dy
   using Found = PlainSum<S>;
   static constexpr bool kBackward = true;
-  using Inputs = Matrices<T, 2>;
-  struct Element {
-    S y, dy;
-  };
+  static constexpr S kAbsent = 0;
 
-  __device__ static Element read(const Inputs& from, std::int64_t i) {
-    return {static_cast<S>(from.in[0][i]), static_cast<S>(from.in[1][i])};
-  }
   template <int N>
   __device__ void add(Found& found, const Element (&elements)[N]) const {
 #pragma unroll
     for (const Element& element : elements) {
-      found.sum += Rule::term(element.y, element.dy);
+      found.sum += Rule::term(element.at[0], element.at[1]);
     }
   }
   __device__ S prepared(const Found& found) const { return found.sum; }
   __device__ S write(const Element& element, const Found&, S sum) const {
-    return this->gradient(element.y, element.dy, sum);
+    return this->gradient(element.at[0], element.at[1], sum);
   }
 };
 

@@ -107,14 +107,14 @@ __global__ void __launch_bounds__(L::kThreads, 1)
                      RowPlan plan) {
   using T = typename Forward::T;
   using Found = typename Forward::Found;
-  using Exchange = held::Exchange<Found, L::kTeam, 4>;
+  using Threads = rows::RowGroup<Found, L::kGroup, rows::kWarp, /*kSeveral=*/false, /*kBuffers=*/4>;
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ typename Exchange::Shared shared;
+  __shared__ typename Threads::Shared shared;
 
   const T* const x = m.in[0];
   T* const y = m.out;
-  Exchange exchange(shared, plan.cluster);
-  const Place<L::kTeam> at(plan, rows, columns);
+  Threads threads(shared, plan.cluster);
+  const Place<L::kGroup> at(plan, rows, columns);
   const int clusters = static_cast<int>(gridDim.x) / plan.cluster;
   const int step = clusters * static_cast<int>(columns);                   // elements to the next row
   int left = static_cast<int>((rows - at.row + clusters - 1) / clusters);  // rows that have not ended
@@ -128,18 +128,18 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   }
 
   struct Row {
-    ForwardPacks<Forward, L> held;
+    HeldRow<Forward, L> held;
     Found in_warp;
   };
   // Begins row i, counted from the first that has not ended.
   const auto begin = [&](Row& row, int i) {
-    ahead.load(row.held.packs);
+    ahead.load(row.held.packs());
     row.in_warp = row.held.reduced(rule, at.columns);
     fetch(plan.ahead + i);
-    exchange.leave(row.in_warp, at.rank);
+    threads.send(row.in_warp);
   };
   const auto end = [&](Row& row) {
-    const Found found = exchange.take(row.in_warp);
+    const Found found = threads.receive(row.in_warp);
     row.held.write(y + first, rule, at.columns, at.columns, row.in_warp, found);
     first += step;
     --left;

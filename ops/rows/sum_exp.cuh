@@ -1,7 +1,7 @@
 #pragma once
 
 // The reductions over a row that softmax and its backward need, computed in parts: SumExp, the largest element and the
-// sum of all exp(x − largest), and PlainSum. See row_team_cuda.cuh for how the parts of several threads are joined.
+// sum of all exp(x − largest), and PlainSum. RowGroup reduces them over the threads of a row.
 
 #include <limits>
 #include <type_traits>
@@ -61,6 +61,7 @@ struct NaturalPower {
 /// the sum 0. A row with ∞ or NaN has the sum NaN.
 template <class S, class Power>
 struct SumExp {
+  using Number = S;
   static constexpr int kNumbers = 2;
 
   S largest;
@@ -91,16 +92,18 @@ struct SumExp {
   }
   /// Combines the largest elements first, so that each lane computes only one power. At each step of a shuffle, both
   /// lanes add the same two numbers, so that all lanes get the same bits.
-  __device__ SumExp over_lanes(int lanes) const {
+  template <int kLanes>
+  __device__ SumExp over_lanes() const {
     SumExp all = *this;
-    all.raise(largest_of_lanes(largest, lanes));
-    all.sum = sum_of_lanes(all.sum, lanes);
+    all.raise(largest_of_lanes(largest, kLanes));
+    all.sum = sum_of_lanes(all.sum, kLanes);
     return all;
   }
 };
 
 template <class S>
 struct PlainSum {
+  using Number = S;
   static constexpr int kNumbers = 1;
 
   S sum;
@@ -112,7 +115,10 @@ struct PlainSum {
     f(0, sum);
   }
   __device__ void join(const PlainSum& other) { sum += other.sum; }
-  __device__ PlainSum over_lanes(int lanes) const { return {sum_of_lanes(sum, lanes)}; }
+  template <int kLanes>
+  __device__ PlainSum over_lanes() const {
+    return {sum_of_lanes(sum, kLanes)};
+  }
 };
 
 }  // namespace mica::kernels
