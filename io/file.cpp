@@ -1,3 +1,4 @@
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -8,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <memory>
 #include <system_error>
 
 #include <mica/core/callable.h>
@@ -269,10 +271,14 @@ void append(const char* what, int descriptor, std::string_view text, const std::
 void remove_unfinished(const std::filesystem::path& folder, const std::function<bool(const std::string&)>& fits) {
   check_callable(fits, "remove_unfinished");
   constexpr std::string_view suffix = ".tmp";
-  std::error_code error;
-  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+  // Not with std::filesystem, whose iterator ends the program if memory runs out.
+  struct Close {
+    void operator()(DIR* entries) const { ::closedir(entries); }
+  };
+  const std::unique_ptr<DIR, Close> entries(::opendir(folder.c_str()));
+  while (const dirent* const entry = entries == nullptr ? nullptr : ::readdir(entries.get())) {
     // NAME.PROCESS-NUMBER.tmp
-    const std::string name = at->path().filename().string();
+    const std::string name = entry->d_name;
     const std::size_t dot =
         name.ends_with(suffix) ? name.rfind('.', name.size() - suffix.size() - 1) : std::string::npos;
     if (dot == std::string::npos || name.size() < dot + 1 + suffix.size()) {
@@ -281,7 +287,7 @@ void remove_unfinished(const std::filesystem::path& folder, const std::function<
     const std::string number = name.substr(dot + 1, name.size() - suffix.size() - dot - 1);
     if (number.find('-') != std::string::npos && number.find_first_not_of("0123456789-") == std::string::npos &&
         fits(name.substr(0, dot))) {
-      remove_if_unlocked(at->path());
+      remove_if_unlocked(folder / name);
     }
   }
 }

@@ -2,12 +2,10 @@
 #include <tests/folders.h>
 #include <tests/support.h>
 
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -325,34 +323,6 @@ TEST(Tokenizer, SaysWhatCannotBeOpened) {
   fs::create_symlink("tokenizer.json", folder.path() / "tokenizer.json");  // to itself
   EXPECT_TRUE(io::Tokenizer::is_in(folder.path()));
   expect_error([&] { io::Tokenizer::load(folder.path()); }, "symbolic links");
-}
-
-// Threads take turns in borrowing scratch memory: without a lock, two of them soon have the same.
-TEST(Tokenizer, ManyThreadsShareOne) {
-  const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("qwen"));
-  constexpr int threads = 4;
-  std::vector<std::string> words;
-  std::vector<Tokens> expected;
-  for (int i = 0; i < threads; ++i) {
-    words.push_back(std::string(60, static_cast<char>('a' + i)) + std::to_string(i));  // too long for the cache
-    expected.push_back(tokenizer.encode(words.back()));
-  }
-  std::atomic<int> wrong = 0, ready = 0;
-  std::vector<std::thread> workers;
-  for (int i = 0; i < threads; ++i) {
-    workers.emplace_back([&, i] {
-      for (++ready; ready < threads;) {
-        std::this_thread::yield();
-      }
-      for (int k = 0; k < 30'000; ++k) {
-        wrong += tokenizer.encode(words[i]) == expected[i] ? 0 : 1;
-      }
-    });
-  }
-  for (std::thread& worker : workers) {
-    worker.join();
-  }
-  EXPECT_EQ(wrong, 0);
 }
 
 TEST(Tokenizer, ThrowsAfterAMove) {
