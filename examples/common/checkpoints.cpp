@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include <charconv>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -65,9 +67,23 @@ std::optional<io::TrainingCheckpoint> broadcast(const dist::Group& group, std::o
 
 }  // namespace
 
+std::int64_t number_of(const io::Metadata& settings, const std::string& name) {
+  std::int64_t value = 0;
+  const auto at = settings.find(name);
+  const char* const end = at == settings.end() ? nullptr : at->second.data() + at->second.size();
+  check(end != nullptr && std::from_chars(at->second.data(), end, value) == std::from_chars_result{end, std::errc()},
+        "its settings have no whole number of {}", name);
+  return value;
+}
+
 RunCheckpoints::RunCheckpoints(const char* program, const CheckpointOptions& options, io::Metadata settings,
-                               const dist::Group& group)
-    : program_(program), group_(group), path_(options.folder), settings_(std::move(settings)), every_(options.every) {
+                               ChangeableSettings changeable, const dist::Group& group)
+    : program_(program),
+      group_(group),
+      path_(options.folder),
+      settings_(std::move(settings)),
+      changeable_(std::move(changeable)),
+      every_(options.every) {
   on_rank_0(group_, [&] {
     if (on()) {
       folder_.emplace(options.folder, io::CheckpointFolder::Options{.keep = options.keep});
@@ -75,6 +91,25 @@ RunCheckpoints::RunCheckpoints(const char* program, const CheckpointOptions& opt
             "{} has checkpoints of another run: resume it with --resume, or use another folder", options.folder);
     }
   });
+}
+
+void RunCheckpoints::accept(const io::TrainingCheckpoint& saved) {
+  io::Metadata expected = saved.settings;
+  for (const std::string& name : changeable_.kept) {
+    if (const auto at = expected.find(name); at != expected.end()) {
+      settings_[name] = at->second;
+    }
+  }
+  for (const std::string& name : changeable_.changed) {
+    const auto at = expected.find(name);
+    if (at != expected.end() && at->second != settings_.at(name)) {
+      changes_ += fmt::format("{}: {} in the checkpoint, {} from now on\n", name, at->second, settings_.at(name));
+      at->second = settings_.at(name);
+    }
+  }
+  io::check_settings(expected, settings_);
+  check(number_of(settings_, "steps") >= saved.step, "expected at least as many steps as were taken, got --steps {}",
+        settings_.at("steps"));
 }
 
 bool RunCheckpoints::resume(const std::function<void(const io::TrainingCheckpoint&)>& restore) {
@@ -94,7 +129,7 @@ bool RunCheckpoints::resume(const std::function<void(const io::TrainingCheckpoin
     saved = folder_->newest(
         [&](std::string_view why) { print_error(program_, fmt::format("skipped a checkpoint: {}", why), 0); });
     if (saved) {
-      with_it([&] { io::check_settings(saved->settings, settings_); });
+      with_it([&] { accept(*saved); });
     }
   });
   saved = broadcast(group_, std::move(saved));

@@ -181,7 +181,7 @@ io::Metadata settings_of(const Model& model, const std::string& base, const Spli
           {"warmup", text(schedule.warmup)},
           {"weight-decay", text(o.weight_decay)},
           {"clip", text(o.clip)},
-          {"eval-every", text(eval_every)},  // only validated adapters can be the best
+          {"eval-every", text(eval_every)},
           {"seed", text(o.seed)},
           {"data", fmt::format("{} and {} examples, fingerprint {:016x}", split.training.size(),
                                split.validation.size(), sum)}};
@@ -211,8 +211,7 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
   const double all = options.epochs * static_cast<double>(split.training.size()) / static_cast<double>(per_step);
   const std::int64_t total = options.steps.value_or(std::max<std::int64_t>(1, std::llround(std::ceil(all))));
   const std::int64_t eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, total / 10));
-  const Schedule schedule{options.schedule, options.lr, std::min(options.warmup.value_or(total * 3 / 100), total),
-                          total};
+  Schedule schedule{options.schedule, options.lr, std::min(options.warmup.value_or(total * 3 / 100), total), total};
   const double clip = options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
 
   optim::AdamW optimizer(nn::trainable_parameters(model), {.lr = options.lr, .weight_decay = options.weight_decay});
@@ -223,10 +222,15 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
 
   CheckpointOptions checkpointing = options.checkpoint;
   checkpointing.every = options.checkpoint_every.value_or(eval_every);
-  RunCheckpoints checkpoints("finetune", checkpointing,
-                             settings_of(model, base, split, options, schedule, eval_every, device));
+  RunCheckpoints checkpoints(
+      "finetune", checkpointing, settings_of(model, base, split, options, schedule, eval_every, device),
+      {.changed = {"steps", "eval-every"},
+       .kept = options.warmup ? std::vector<std::string>{} : std::vector<std::string>{"warmup"}});
   std::int64_t done = 0;
   checkpoints.resume([&](const io::TrainingCheckpoint& saved) {
+    schedule.warmup = number_of(saved.settings, "warmup");
+    check(schedule.warmup <= total, "expected at least as many steps as its warm-up has, {}, got {}", schedule.warmup,
+          total);
     const StateDict& progress = saved.part("progress");
     outcome = {.loss = number_in(progress, "loss"), .step = static_cast<std::int64_t>(number_in(progress, "step"))};
     batches.skip_to(static_cast<std::int64_t>(number_in(progress, "examples")));
@@ -257,7 +261,7 @@ Outcome train(Model& model, const std::string& base, const Split& split, const O
   check(!validates || outcome.step == 0 || io::is_there(options.out),
         "{}, the best adapter until step {}, is missing: pass the --out of the run to be resumed", options.out, done);
   if (done > 0) {
-    fmt::print("resumed after step {}\n", done);
+    fmt::print("resumed after step {}\n{}", done, checkpoints.changes());
   } else if (options.checkpoint.resume) {
     fmt::print("{} has no complete checkpoint: starting at step 1\n", options.checkpoint.folder);
   }

@@ -235,12 +235,13 @@ void write_text_of_own(const Settings& settings) {
   if (!settings.dtype.empty()) {
     throw UsageError("--dtype is for Hugging Face models");
   }
-  CharacterModel model = load_character_model(settings.model / "model.safetensors", settings.device);
+  CharacterModel model = load_character_model(settings.model / "model.safetensors", mica::Device::cpu());
+  const std::string prompt = settings.prompt.value_or("");
+  model.tokenizer.encode(prompt);  // reports a bad prompt before work that may be slow, and before anything is written
+  model.gpt.to(settings.device);
   if (settings.quantize != 0) {
     mica::nn::quantize(model.gpt, {.bits = settings.quantize});
   }
-  const std::string prompt = settings.prompt.value_or("");
-  model.tokenizer.encode(prompt);  // reports a bad prompt before anything is written
   Writer write(prompt);
   write_text(model, prompt, settings.options, std::ref(write));
   write("");

@@ -483,7 +483,7 @@ void run(const Options& of_all) {
   results.add_text("model", model_text);
 
   if (resumed) {
-    fmt::print("resumed after step {}\n", trainer.steps_done());
+    fmt::print("resumed after step {}\n{}", trainer.steps_done(), checkpoints.changes());
   } else if (options.resume) {
     fmt::print("{} has no complete checkpoint: starting at step 1\n", options.checkpoint);
   }

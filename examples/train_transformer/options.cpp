@@ -210,7 +210,8 @@ GivenOptions::GivenOptions()
   command_line.add_option("--keep", keep_, "Number of newest checkpoints to keep").between(1, 1e6).show_default();
   command_line.add_flag(
       "--resume", resume_,
-      "Continue from the newest complete checkpoint, with the same settings; without a checkpoint, start a new run");
+      "Continue from the newest complete checkpoint, with the same settings except --steps and --eval-every; without a "
+      "checkpoint, start a new run");
   std::string footer = "Presets:\n";
   for (const auto& [name, r] : recipes) {
     footer += fmt::format(
@@ -260,6 +261,7 @@ Options GivenOptions::options() const {
   // Short runs scale down the recipe's warm-up and validation interval.
   options.steps = steps_.value_or(options.steps);
   options.warmup = warmup_.value_or(std::min(options.warmup, options.steps / 10));
+  options.warmup_given = warmup_.has_value();
   options.eval_every = eval_every_.value_or(std::min(options.eval_every, options.steps));
   options.checkpoint_every = checkpoint_every_.value_or(options.eval_every);
   options.batch = batch_.value_or(options.batch);

@@ -29,6 +29,7 @@ struct Recipe {
 /// The settings of a run.
 struct Options : Recipe {
   std::string preset;
+  bool warmup_given;      // by --warmup; otherwise `warmup` was derived from the steps
   std::string data;       // a text, or tokens if its name ends in .bin; empty: the built-in text
   std::string documents;  // where the separator of documents is: none, begin or end
   std::string device;

@@ -53,7 +53,7 @@ io::Metadata settings_of(const Options& o, DType dtype, Device device, const io:
                         {"beta2", text(o.beta2)},
                         {"weight-decay", text(o.weight_decay)},
                         {"clip", text(o.clip)},
-                        {"eval-every", text(o.eval_every)},  // only validated models can be the best
+                        {"eval-every", text(o.eval_every)},
                         {"seed", text(o.seed)},
                         {"dtype", text(dtype)},
                         {"tf32", text(o.tf32)},
@@ -76,7 +76,10 @@ Checkpoints::Checkpoints(const Options& options, io::Metadata settings, const di
             .every = options.checkpoint_every,
             .keep = options.keep,
             .resume = options.resume},
-           std::move(settings), group) {}
+           std::move(settings),
+           {.changed = {"steps", "eval-every"},
+            .kept = options.warmup_given ? std::vector<std::string>{} : std::vector<std::string>{"warmup"}},
+           group) {}
 
 std::optional<Best> Checkpoints::resume(Trainer& trainer) {
   std::optional<Best> result;

@@ -23,6 +23,9 @@ class Checkpoints {
   /// Returns nothing if there is no checkpoint.
   std::optional<Best> resume(Trainer& trainer);
 
+  /// RunCheckpoints::changes().
+  const std::string& changes() const { return run_.changes(); }
+
   bool on() const { return run_.on(); }
   bool is_due(std::int64_t number) { return run_.is_due(number); }
   void save(const Trainer& trainer, const Best& best);

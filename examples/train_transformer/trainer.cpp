@@ -125,6 +125,9 @@ io::TrainingCheckpoint Trainer::checkpoint() const {
 }
 
 void Trainer::resume(const io::TrainingCheckpoint& checkpoint) {
+  schedule_.warmup = number_of(checkpoint.settings, "warmup");
+  check(schedule_.warmup <= schedule_.total, "expected at least as many steps as its warm-up has, {}, got --steps {}",
+        schedule_.warmup, schedule_.total);
   model_.load_state_dict(checkpoint.part("model"));
   optimizer_->load_state_dict(checkpoint.part("optimizer"));
   if (scaler_) {

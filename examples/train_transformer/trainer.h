@@ -54,7 +54,8 @@ class Trainer {
   /// Waits for the steps so far and returns the state after them, without settings. Rank 0's state can be restored by
   /// any number of ranks.
   mica::io::TrainingCheckpoint checkpoint() const;
-  /// Continues from rank 0's checkpoint of a run with the same settings. Call it before the first step.
+  /// Continues from rank 0's checkpoint of a run with the same settings, except for the number of steps. The learning
+  /// rate follows the schedule of the new number, after the checkpoint's warm-up. Call it before the first step.
   void resume(const mica::io::TrainingCheckpoint& checkpoint);
   /// The number of steps, including those before the checkpoint.
   std::int64_t steps_done() const { return steps_done_; }

@@ -28,6 +28,7 @@
 #include <mica/nn/generate.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/optim/schedule.h>
 
 namespace fs = std::filesystem;
 
@@ -335,6 +336,42 @@ TEST_F(Cli, ResumesWithTheMetricsThatThereAre) {
   ASSERT_EQ(::mkfifo((folder / name).c_str(), 0600), 0);
   mica::testing_support::expect_refused(resumed(), "a FIFO", 1, "kept/metrics.jsonl is not a regular file");
   EXPECT_TRUE(fs::is_fifo(folder / name));
+}
+
+TEST_F(Cli, ResumesWithMoreSteps) {
+  const std::string command =
+      "train_transformer --data text.txt --device cpu --dtype float32 --batch 4 --context 16 --layers 1 --heads 2 "
+      "--width 16 --threads 1 --sample 0 --lr 0.01 --min-lr 0.001 --out kept --checkpoint c ";
+  ASSERT_EQ(run(command + "--steps 20 --eval-every 5").status, 0);
+  const std::string first = contents(folder / "kept/metrics.jsonl");
+  const std::string more = command + "--steps 40 --eval-every 8 --resume";
+  const Outcome outcome = run(more);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("resumed after step 20\nsteps: 20 in the checkpoint, 40 from now on\n"
+                             "eval-every: 5 in the checkpoint, 8 from now on\n"),
+            std::string::npos)
+      << outcome.out;
+  EXPECT_TRUE(contents(folder / "kept/metrics.jsonl").starts_with(first));
+  const auto lines = metrics("kept");
+  ASSERT_EQ(lines.size(), 40u);
+  // The warm-up is still 10 % of the steps of the first run.
+  const mica::optim::CosineSchedule schedule{.peak = 0.01, .floor = 0.001, .warmup = 2, .total = 40};
+  for (std::int64_t step = 21; step <= 40; ++step) {
+    const nlohmann::json& line = lines[static_cast<std::size_t>(step - 1)];
+    EXPECT_NEAR(line.at("lr").get<double>(), schedule.lr(step - 1), 1e-9) << step;
+    EXPECT_EQ(line.contains("val_loss"), step % 8 == 0) << step;
+  }
+
+  const auto refused = [&](const std::string& options, const std::string& message) {
+    const Outcome result = run(command + options + " --resume");
+    mica::testing_support::expect_refused(result, options, 1, message);
+    return result.err;
+  };
+  refused("--steps 39",
+          "the checkpoint of step 40 in c: expected at least as many steps as were taken, got --steps 39");
+  const std::string error = refused("--steps 50 --warmup 3", "warmup: 2 in the checkpoint, 3 now");
+  EXPECT_EQ(error.find("steps:"), std::string::npos) << error;
+  EXPECT_EQ(run(more).out.find("from now on"), std::string::npos);  // the checkpoint now has these settings
 }
 
 TEST_F(Cli, WritesToNoFifo) {

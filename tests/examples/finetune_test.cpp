@@ -247,6 +247,23 @@ TEST_F(Finetune, ResumesWithTheSameBits) {
   expect_refusal("--data sums.jsonl --resume", 2, "--resume: expected --checkpoint FOLDER with it");
 }
 
+TEST_F(Finetune, ResumesWithMoreSteps) {
+  const std::string common = "--data sums.jsonl --batch 4 --lr 0.02 --validation 0.2 --out run --checkpoint run.c ";
+  ASSERT_EQ(run(common + "--steps 40 --eval-every 20").status, 0);
+  const Outcome more = run(common + "--steps 50 --eval-every 25 --resume");
+  ASSERT_EQ(more.status, 0) << more.err;
+  EXPECT_NE(more.out.find("resumed after step 40\nsteps: 40 in the checkpoint, 50 from now on\n"
+                          "eval-every: 20 in the checkpoint, 25 from now on\n"),
+            std::string::npos)
+      << more.out;
+  EXPECT_TRUE(fs::exists(folder / "run.c/checkpoint-000000050.safetensors"));
+  expect_refusal(common + "--steps 49 --resume", 1, "expected at least as many steps as were taken, got --steps 49");
+  const std::string warmup = common + "--steps 60 --warmup 2 --resume";
+  const Outcome refused = run(warmup);
+  testing_support::expect_refused(refused, warmup, 1, "warmup: 1 in the checkpoint, 2 now");
+  EXPECT_EQ(refused.err.find("steps:"), std::string::npos) << refused.err;
+}
+
 // A checkpoint has the adapter only. So the base model's weights must be those that it was trained on, wherever their
 // files are.
 TEST_F(Finetune, ResumesOnTheSameBaseModelOnly) {

@@ -17,6 +17,8 @@
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
+#include <mica/optim/clip_grad.h>
+#include <mica/optim/ema.h>
 #include <mica/optim/grad_scaler.h>
 
 namespace mica::dist {
@@ -706,15 +708,31 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
                fmt::format("ShardedAdamW: state_dict: expected a rank in [0, {}), got {}", last + 1, last + 1));
   good_step(2);
 
-  const Tensor inside = as_strided(parameters[5], {257}, {1}, parameters[5].handle()->offset);
   set_gradients(parameters, 3, group);
+  optim::Ema ema(parameters);
+  const auto swap = [&] {
+    if (odd_one) {
+      ema.swap();
+    }
+  };
+  swap();
+  expect_error([&] { sharded.step(); }, blame("ShardedAdamW: step was called while a parameter of shape"));
+  swap();
+  if (odd_one) {
+    optim::clip_grad_norm_(parameters, 1);
+  }
+  expect_error([&] { sharded.step({.scaler = &scaler}); }, blame("ShardedAdamW: the gradient of a parameter of shape"));
+  good_step(3);
+
+  const Tensor inside = as_strided(parameters[5], {257}, {1}, parameters[5].handle()->offset);
+  set_gradients(parameters, 4, group);
   if (odd_one) {
     parameters[5].set_data(here(ones({257})));
   }
   expect_error([&] { sharded.step(); },
                blame("ShardedAdamW: parameter 5 of shape [257] has left the memory that it got from the optimizer"));
   parameters[5].set_data(inside);
-  good_step(3);
+  good_step(4);
 }
 
 }  // namespace
