@@ -50,7 +50,6 @@ if(MICA_EXAMPLES OR MICA_BENCHMARKS)
   endif()
 endif()
 
-find_package(OpenMP QUIET COMPONENTS CXX)
 find_package(Threads REQUIRED)
 
 # libbacktrace: line numbers and local functions in the errors of anomaly mode. It comes with g++, so the compiler finds

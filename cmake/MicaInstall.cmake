@@ -12,10 +12,6 @@ foreach(folder core autograd ops nn optim io dist)
 endforeach()
 install(FILES "${MICA_GENERATED_INCLUDE}/mica/mica.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica")
 
-set(MICA_WITH_OPENMP 0)
-if(OpenMP_CXX_FOUND)
-  set(MICA_WITH_OPENMP 1)
-endif()
 configure_package_config_file(cmake/mica-config.cmake.in "${PROJECT_BINARY_DIR}/mica-config.cmake"
                               INSTALL_DESTINATION "${mica_cmake_dir}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/mica-config-version.cmake" COMPATIBILITY SameMinorVersion)

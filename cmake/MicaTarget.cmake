@@ -12,9 +12,6 @@ target_compile_definitions(mica PUBLIC MICA_WITH_CUDA=${MICA_WITH_CUDA})
 # No DEFINE_SYMBOL: objects are the same for a static and a shared library, so a compiler cache serves both.
 set_target_properties(mica PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON DEFINE_SYMBOL "")
 
-if(OpenMP_CXX_FOUND)
-  target_link_libraries(mica PRIVATE OpenMP::OpenMP_CXX)
-endif()
 target_link_libraries(mica PRIVATE ${CMAKE_DL_LIBS})
 if(MICA_WITH_LIBBACKTRACE)
   target_link_libraries(mica PRIVATE backtrace)

@@ -57,7 +57,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kPartsPerThread = 4;  // so that the others can take most of a slow thread's share
 // A few times as long as it takes to wake a thread, which is slower on virtual machines.
 constexpr Clock::duration kLongestSpin = std::chrono::microseconds(200);
-constexpr Clock::duration kShortestSpin = std::chrono::microseconds(1);
 
 void pause() {
 #if defined(__x86_64__)
@@ -67,8 +66,8 @@ void pause() {
 #endif
 }
 
-/// How one thread waits: it spins, then sleeps. While waits are long, as they are if the other threads have no core, it
-/// spins less, since that would only keep the core from them.
+/// How one thread waits: it spins, then sleeps. Long waits show that other threads have no core, or no work. For some
+/// milliseconds after one, it spins less, since that would keep the core from them and from other processes.
 class Waiting {
  public:
   /// Returns when done(value).
@@ -76,31 +75,27 @@ class Waiting {
   void wait(const std::atomic<std::uint32_t>& value, const Done& done) {
     constexpr int kPauses = 16;  // between two looks at the clock
     const Clock::time_point begin = Clock::now();
+    const Clock::time_point end = begin + std::min(kLongestSpin, (begin - last_long_) / 128);
     do {
       for (int i = 0; i < kPauses; ++i) {
         if (done(value.load(std::memory_order_acquire))) {
-          lengthen();
           return;
         }
         pause();
       }
-    } while (Clock::now() - begin < spin_);
+    } while (Clock::now() < end);
     for (std::uint32_t now = value.load(std::memory_order_acquire); !done(now);
          now = value.load(std::memory_order_acquire)) {
       value.wait(now, std::memory_order_acquire);
     }
-    if (Clock::now() - begin < 2 * kLongestSpin) {  // the time to wake up is included
-      lengthen();
-    } else {
-      spin_ = std::max(spin_ / 2, kShortestSpin);
+    const Clock::time_point woken = Clock::now();
+    if (woken - begin > 2 * kLongestSpin) {
+      last_long_ = woken;
     }
   }
 
  private:
-  // Slowly: an operating system takes a core away every few milliseconds, after many short waits.
-  void lengthen() { spin_ = std::min(spin_ + kLongestSpin / 128, kLongestSpin); }
-
-  Clock::duration spin_ = kLongestSpin;
+  Clock::time_point last_long_{};
 };
 
 /// [0, n) in `count` parts of nearly equal length.
