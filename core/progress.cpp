@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval{100};
 
-thread_local constinit const ProgressObserver::Callback* observer = nullptr;
+thread_local constinit ProgressObserver* innermost = nullptr;
 
 }  // namespace
 
@@ -21,34 +21,39 @@ std::optional<double> ProgressReport::seconds_left() const {
   return seconds / static_cast<double>(done) * static_cast<double>(total - done);
 }
 
-ProgressObserver::ProgressObserver(Callback callback) : callback_(std::move(callback)), outer_(observer) {
-  observer = &callback_;
+ProgressObserver::ProgressObserver(Callback callback) : callback_(std::move(callback)), outer_(innermost) {
+  innermost = this;
 }
 
 ProgressObserver::~ProgressObserver() {
-  if (observer != &callback_) {
+  if (innermost != this || tasks_ != 0) {
     detail::ended_out_of_order("ProgressObserver");
   }
-  observer = outer_;
+  innermost = outer_;
 }
 
 ProgressTask::ProgressTask(std::string name, std::int64_t total)
     : name_(std::move(name)),
       total_(std::max<std::int64_t>(total, 1)),
-      callback_(observer != nullptr && *observer ? observer : nullptr),
+      observer_(innermost != nullptr && innermost->callback_ ? innermost : nullptr),
       done_(total < 1 ? 1 : 0),
-      start_(callback_ == nullptr ? Clock::time_point{} : Clock::now()),
-      reported_(start_) {}
+      start_(observer_ == nullptr ? Clock::time_point{} : Clock::now()),
+      reported_(start_) {
+  if (observer_ != nullptr) {
+    ++observer_->tasks_;
+  }
+}
 
 ProgressTask::~ProgressTask() {
-  if (callback_ != nullptr) {
+  if (observer_ != nullptr) {
     const std::lock_guard lock(mutex_);
     report(true);
+    --observer_->tasks_;
   }
 }
 
 void ProgressTask::advance(std::int64_t amount) {
-  if (callback_ == nullptr) {
+  if (observer_ == nullptr) {
     return;
   }
   done_.fetch_add(amount, std::memory_order_relaxed);
@@ -61,11 +66,11 @@ void ProgressTask::advance(std::int64_t amount) {
 
 void ProgressTask::report(bool finished) {
   reported_ = Clock::now();
-  (*callback_)({.task = name_,
-                .done = std::min(done_.load(std::memory_order_relaxed), total_),
-                .total = total_,
-                .seconds = std::chrono::duration<double>(reported_ - start_).count(),
-                .finished = finished});
+  observer_->callback_({.task = name_,
+                        .done = std::min(done_.load(std::memory_order_relaxed), total_),
+                        .total = total_,
+                        .seconds = std::chrono::duration<double>(reported_ - start_).count(),
+                        .finished = finished});
 }
 
 }  // namespace mica

@@ -25,7 +25,8 @@ struct ProgressReport {
 
 /// Tasks that this thread begins report to `callback` until the end of scope: at most ten times a second and at the
 /// end. Reports of one task come one at a time, but possibly from another thread, if the task uses several. An inner
-/// observer replaces an outer one. The callback must not throw.
+/// observer replaces an outer one. The callback must not throw. The tasks must end before the observer; otherwise the
+/// program ends with an error.
 class ProgressObserver {
  public:
   using Callback = std::function<void(const ProgressReport&)>;
@@ -36,8 +37,11 @@ class ProgressObserver {
   ProgressObserver& operator=(const ProgressObserver&) = delete;
 
  private:
+  friend class ProgressTask;
+
   Callback callback_;
-  const Callback* outer_;
+  ProgressObserver* outer_;
+  std::atomic<int> tasks_{0};  // that report to it
 };
 
 /// Reports the progress of a long task. The cost without an observer is negligible:
@@ -66,7 +70,7 @@ class ProgressTask {
 
   std::string name_;
   std::int64_t total_;
-  const ProgressObserver::Callback* callback_;  // null without an observer
+  ProgressObserver* observer_;  // null without one
   std::atomic<std::int64_t> done_;
   Clock::time_point start_;
   std::mutex mutex_;  // guards the members below

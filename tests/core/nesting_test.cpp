@@ -70,6 +70,17 @@ TEST(Nesting, GuardsThatEndOutOfOrderOrOnAnotherThreadEndTheProgram) {
   expect_order([&] { return std::make_unique<ReplayPhiloxKeys>(keys); }, "ReplayPhiloxKeys");
 }
 
+TEST(Nesting, ProgressTasksEndBeforeTheirObserver) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        auto observer = std::make_unique<ProgressObserver>([](const ProgressReport&) {});
+        const ProgressTask task("a task", 1);
+        observer.reset();
+      },
+      testing::KilledBySignal(SIGABRT), "ProgressObserver: expected guards to end in the reverse order");
+}
+
 TEST(Nesting, GuardsOfOneStateAreOfOneKind) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
