@@ -84,7 +84,7 @@ struct SaveOptions {
 /// Creates the folder if needed. Each file is replaced only when its new contents are complete, config.json last; then
 /// other weight files of an earlier save (model.safetensors, or the shards in its index) are removed. A model may be
 /// saved to the folder that it was loaded from. Throws an Error before anything is written if a layer has an adapter or
-/// a quantized weight, or transformers has no such model.
+/// a quantized weight, or if transformers or load_pretrained() could not read the model.
 void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});
