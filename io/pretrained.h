@@ -83,9 +83,9 @@ struct SaveOptions {
 ///
 /// However the process ends, load_pretrained() finds the old model or the new one, whole, and the next save removes
 /// what is left of an unfinished one. The same holds for other programs, unless the configuration has changed and the
-/// process was killed between two renames: they then find the new weights with the old config.json. Throws an Error before
-/// anything is written if a layer has an adapter or a quantized weight, if transformers has no such model, or if another
-/// thread or process is saving to the folder.
+/// process was killed between two renames: they then find the new weights with the old config.json. Throws an Error
+/// before anything is written if a layer has an adapter or a quantized weight, if transformers or load_pretrained()
+/// could not read the model, or if another thread or process is saving to the folder.
 void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});

@@ -558,6 +558,16 @@ TEST_F(Pretrained, SavingErrors) {
                  "with the other entries of " + (folder_ / "like" / "config.json").string());
     EXPECT_FALSE(fs::exists(folder_ / "new"));
   }
+  // Values that a model may have, but not a file.
+  nn::LlamaConfig slow = config;
+  slow.rotary.theta = 1.0000005;
+  expect_error(
+      [&] { io::save_pretrained(nn::Llama(slow), folder_ / "new"); },
+      "save_pretrained: read again: \"rope_theta\" is 1.0000005, expected a number of at least");
+  nn::LlamaConfig flat = config;
+  flat.norm_eps = INFINITY;
+  expect_error([&] { io::save_pretrained(nn::Llama(flat), folder_ / "new"); }, "cannot represent inf");
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
   config.rotated_layers = {false};
   config.qk_norm = true;
   expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no Qwen with layers without rotary");

@@ -11,6 +11,7 @@
 
 #include <mica/core/progress.h>
 #include <mica/io/detail/pre_tokenizer.h>
+#include <mica/io/detail/unicode.h>
 #include <mica/io/json.h>
 #include <mica/io/text.h>
 #include <mica/io/tokenizer.h>
@@ -115,7 +116,9 @@ TEST(Tokenizer, SpecialTokens) {
   EXPECT_FALSE(two.has_token(-1));
   EXPECT_FALSE(two.has_token(two.vocabulary_size()));
   expect_error([&] { two.decode(Tokens{two.vocabulary_size()}); }, "is not a token of this vocabulary");
-  expect_error([&] { two.decode(Tokens{-1}); }, "decode: -1 is not a token of this vocabulary, which ends at ");
+  expect_error(
+      [&] { two.decode(Tokens{-1}); },
+      fmt::format("decode: -1 is not a token of this vocabulary, which ends at {}", two.vocabulary_size() - 1));
 }
 
 // Words that a quadratic algorithm would take minutes for.
@@ -157,6 +160,20 @@ TEST(Tokenizer, WordsOfAllLengths) {
 }
 
 // A number that is not a token is skipped, even in the middle of a character.
+// Capital and small letters alternate from U+0100, from U+0139 and from U+0179 on: the first is capital in each case.
+TEST(Tokenizer, BertsLowerCaseLetters) {
+  const auto& characters = io::detail::BertCharacters::get();
+  for (const auto& [first, last] : {std::pair{0x100, 0x12F}, {0x139, 0x148}, {0x14A, 0x177}, {0x179, 0x17E}}) {
+    for (int c = first; c <= last; ++c) {
+      const auto expected = static_cast<char32_t>((c - first) % 2 == 0 ? c + 1 : c);
+      EXPECT_EQ(characters.lower_case(static_cast<char32_t>(c)), expected) << c;
+    }
+  }
+  EXPECT_EQ(characters.lower_case(U'Σ'), U'σ');
+  EXPECT_EQ(characters.lower_case(U'ß'), U'ß');
+  EXPECT_EQ(characters.lower_case(U'Ÿ'), U'ÿ');
+}
+
 TEST(StreamDecoder, SkipsNumbersThatAreNotTokens) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("two_files"));
   io::StreamDecoder stream(tokenizer);
