@@ -13,6 +13,18 @@ using namespace mica::testing_support;
 
 namespace {
 
+TEST(FromData, MixedTypesAreFloat64) {
+  const Tensor mixed = from_data({1.0, INFINITY, 2});  // double, float, int
+  EXPECT_EQ(mixed.dtype(), float64);
+  expect_close(mixed, {1, INFINITY, 2}, 0, 0);
+  EXPECT_EQ(from_data({1, NAN}, {2, 1}).shape(), (Shape{2, 1}));
+  EXPECT_EQ(from_data({1.0, 2.0}).dtype(), float64);
+  EXPECT_EQ(from_data({1.0F, INFINITY}).dtype(), float32);
+  EXPECT_EQ(from_data({1, 2}, {2}).dtype(), int32);
+  EXPECT_EQ(from_data({true, false}).dtype(), boolean);
+  EXPECT_EQ(from_data({}).shape(), (Shape{0}));
+}
+
 TEST(Shape, NumelStridesAndBroadcast) {
   EXPECT_EQ(numel_of({}), 1);
   EXPECT_EQ(numel_of({3, 0, 5}), 0);
