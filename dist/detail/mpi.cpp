@@ -364,7 +364,7 @@ MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
     case DType::float64: return MPI_DOUBLE;
     case DType::float32: return MPI_FLOAT;
-    case DType::float16: return types_16<Half>().type;
+    case DType::float16: return types_16<Float16>().type;
     case DType::bfloat16: return types_16<BFloat16>().type;
     case DType::int64: return MPI_INT64_T;
     case DType::int32: return MPI_INT32_T;
@@ -376,7 +376,7 @@ MPI_Datatype type_of(DType dtype) {
 
 MPI_Op function_of(DType dtype, Reduction reduction) {
   if (dtype == float16 || dtype == bfloat16) {
-    const Types16& types = dtype == float16 ? types_16<Half>() : types_16<BFloat16>();
+    const Types16& types = dtype == float16 ? types_16<Float16>() : types_16<BFloat16>();
     return reduction == Reduction::min ? types.min : reduction == Reduction::max ? types.max : types.sum;
   }
   return reduction == Reduction::min ? MPI_MIN : reduction == Reduction::max ? MPI_MAX : MPI_SUM;

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void decode_norm(Cuda, const DecodeNormArgs& args) {
-  on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_norm", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.x.dtype(), "decode_norm", [&]<class T>() {
     const std::int64_t rows = args.x.size(0);
     const std::int64_t packs = (args.x.size(1) + kWarp * kPack - 1) / (kWarp * kPack);  // per lane
     auto kernel = packs <= 4   ? decode_norm_held_kernel<T, 4>
