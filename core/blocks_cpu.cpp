@@ -44,7 +44,7 @@ constexpr ElementFormat kFormat{sizeof(T), sizeof(V), &gather<T, V>, &scatter<T,
 
 const ElementFormat& element_format(DType dtype) {
   if (dtype == DType::float16) {
-    return kFormat<Half, float>;
+    return kFormat<Float16, float>;
   }
   if (dtype == DType::bfloat16) {
     return kFormat<BFloat16, float>;

@@ -17,7 +17,7 @@ __device__ void with_dtype(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::float64: body.template operator()<double>(); break;
     case DType::float32: body.template operator()<float>(); break;
-    case DType::float16: body.template operator()<Half>(); break;
+    case DType::float16: body.template operator()<Float16>(); break;
     case DType::bfloat16: body.template operator()<BFloat16>(); break;
     case DType::int64: body.template operator()<std::int64_t>(); break;
     case DType::int32: body.template operator()<std::int32_t>(); break;
@@ -215,7 +215,7 @@ void copy_many(Cuda, const Tensors& dst, const Tensors& src) {
       launch_copy_many<std::uint8_t, std::uint8_t>(dst, src, size);
     }
   } else if (from == float16) {
-    launch_copy_many<float, Half>(dst, src, 1);
+    launch_copy_many<float, Float16>(dst, src, 1);
   } else {
     launch_copy_many<float, BFloat16>(dst, src, 1);
   }

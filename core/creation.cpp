@@ -98,7 +98,7 @@ std::vector<T> to_vector(const Tensor& x) {
 
 template Tensor from_data(std::span<const double>, const Shape&, Device);
 template Tensor from_data(std::span<const float>, const Shape&, Device);
-template Tensor from_data(std::span<const Half>, const Shape&, Device);
+template Tensor from_data(std::span<const Float16>, const Shape&, Device);
 template Tensor from_data(std::span<const BFloat16>, const Shape&, Device);
 template Tensor from_data(std::span<const std::int64_t>, const Shape&, Device);
 template Tensor from_data(std::span<const std::int32_t>, const Shape&, Device);
@@ -107,7 +107,7 @@ template Tensor from_data(std::span<const bool>, const Shape&, Device);
 
 template std::vector<double> to_vector(const Tensor&);
 template std::vector<float> to_vector(const Tensor&);
-template std::vector<Half> to_vector(const Tensor&);
+template std::vector<Float16> to_vector(const Tensor&);
 template std::vector<BFloat16> to_vector(const Tensor&);
 template std::vector<std::int64_t> to_vector(const Tensor&);
 template std::vector<std::int32_t> to_vector(const Tensor&);

@@ -50,8 +50,16 @@ template <class T>
 Tensor from_data(std::initializer_list<T> values, Device device = Device::cpu()) {
   return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
 }
+/// Values of different types, such as from_data({1.0, INFINITY}), and no values become float64.
+inline Tensor from_data(std::initializer_list<double> values, const Shape& shape, Device device = Device::cpu()) {
+  return from_data(std::span<const double>(values.begin(), values.size()), shape, device);
+}
+inline Tensor from_data(std::initializer_list<double> values, Device device = Device::cpu()) {
+  return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
+}
 
-/// Wraps row-major memory on `device` without a copy. The caller owns it and keeps it alive; its size is not checked.
+/// Wraps row-major memory on `device` without a copy. The caller owns it and keeps it alive; its size is not checked,
+/// nor that bools are 0 or 1.
 Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device = Device::cpu());
 
 /// The elements in row-major order, converted to T, on the host.

@@ -42,10 +42,10 @@ decltype(auto) on_device(Device device, F&& f) {
 template <class... Ts>
 struct Types {};
 
-using FloatTypes = Types<float, double, Half, BFloat16>;
+using FloatTypes = Types<float, double, Float16, BFloat16>;
 using IntegerTypes = Types<std::int64_t, std::int32_t, std::uint8_t>;
-using NumericTypes = Types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t>;
-using AllTypes = Types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>;
+using NumericTypes = Types<float, double, Float16, BFloat16, std::int64_t, std::int32_t, std::uint8_t>;
+using AllTypes = Types<float, double, Float16, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>;
 
 /// Calls f.operator()<T>() with the element type T of `dtype`. Throws an error that starts with `op` if T is not in Ts.
 template <class... Ts, class F>

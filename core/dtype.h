@@ -58,7 +58,7 @@ struct DTypeOf<float> {
   static constexpr DType value = DType::float32;
 };
 template <>
-struct DTypeOf<Half> {
+struct DTypeOf<Float16> {
   static constexpr DType value = DType::float16;
 };
 template <>
@@ -87,7 +87,7 @@ struct AccumulateOf {
   using type = T;
 };
 template <>
-struct AccumulateOf<Half> {
+struct AccumulateOf<Float16> {
   using type = float;
 };
 template <>
@@ -100,7 +100,7 @@ struct AccumulateOf<BFloat16> {
 template <class T>
 inline constexpr DType dtype_of = detail::DTypeOf<T>::value;
 
-/// The type in which arithmetic on T is done: float for Half and BFloat16, else T itself.
+/// The type in which arithmetic on T is done: float for Float16 and BFloat16, else T itself.
 template <class T>
 using Accumulate = typename detail::AccumulateOf<T>::type;
 

@@ -83,11 +83,11 @@ MICA_HOST_DEVICE inline std::uint16_t float_to_bfloat16(float value) {
 }  // namespace detail
 
 /// IEEE binary16.
-struct Half {
+struct Float16 {
   std::uint16_t bits;
 
-  Half() = default;
-  MICA_HOST_DEVICE explicit Half(float value) : bits(detail::float_to_half(value)) {}
+  Float16() = default;
+  MICA_HOST_DEVICE explicit Float16(float value) : bits(detail::float_to_half(value)) {}
   MICA_HOST_DEVICE operator float() const { return detail::half_to_float(bits); }
 };
 
@@ -100,6 +100,6 @@ struct BFloat16 {
   MICA_HOST_DEVICE operator float() const { return detail::bfloat16_to_float(bits); }
 };
 
-static_assert(sizeof(Half) == 2 && sizeof(BFloat16) == 2);
+static_assert(sizeof(Float16) == 2 && sizeof(BFloat16) == 2);
 
 }  // namespace mica

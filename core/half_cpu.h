@@ -9,7 +9,7 @@
 
 namespace mica {
 
-inline void widen(const Half* from, std::int64_t n, float* to) {
+inline void widen(const Float16* from, std::int64_t n, float* to) {
   std::int64_t i = 0;
 #if defined(__F16C__)
   for (; i + 8 <= n; i += 8) {
@@ -22,7 +22,7 @@ inline void widen(const Half* from, std::int64_t n, float* to) {
   }
 }
 
-inline void narrow(const float* from, std::int64_t n, Half* to) {
+inline void narrow(const float* from, std::int64_t n, Float16* to) {
   std::int64_t i = 0;
 #if defined(__F16C__)
   for (; i + 8 <= n; i += 8) {
@@ -31,7 +31,7 @@ inline void narrow(const float* from, std::int64_t n, Half* to) {
   }
 #endif
   for (; i < n; ++i) {
-    to[i] = Half(from[i]);
+    to[i] = Float16(from[i]);
   }
 }
 

@@ -77,7 +77,7 @@ inline Pack<float> load_pack(const BFloat16* from) {
   return x;
 }
 
-inline Pack<float> load_pack(const Half* from) {
+inline Pack<float> load_pack(const Float16* from) {
   Pack<float> x;
 #if defined(__AVX512F__)
   const __m512 wide = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));

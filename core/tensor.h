@@ -83,7 +83,8 @@ class Tensor {
     return begin == nullptr ? nullptr : begin + impl().offset * size_of(dtype());
   }
 
-  /// The value of a tensor with one element, of any dtype and device. Throws for any other number of elements.
+  /// The value of a tensor with one element, of any dtype and device. Throws for any other number of elements, and for
+  /// an int64 that a double would round.
   double item() const;
 
   /// This tensor if it has that device and dtype already; otherwise a converted copy. Differentiable.

@@ -40,8 +40,8 @@ bool depends_on_length(RotaryScaling scaling);
 
 /// The D/2 frequencies, in radians per position, for heads of width D. `length`, the length of the sequence in
 /// positions, matters for dynamic and longrope scaling only. Computed in float32, as in Hugging Face's transformers.
-/// Throws unless D is even, the configuration's numbers are positive and, for longrope, there are D/2 factors of each
-/// kind.
+/// Throws unless D is even and at most 512, the configuration's numbers are positive and, for longrope, there are D/2
+/// factors of each kind.
 std::vector<float> rotary_frequencies(std::int64_t head_width, const RotaryConfig& config, std::int64_t length = 0);
 
 /// The factor by which rotated queries and keys are multiplied: 1 unless the scaling is yarn or longrope. It does not

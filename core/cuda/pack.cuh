@@ -106,7 +106,7 @@ __device__ Pack<T, V> load_streaming(const T* from, std::uint64_t policy) {
 /// The elements of a pack as the type of their sums.
 template <class T, int V, class S>
 __device__ void unpack(const Pack<T, V>& pack, S (&values)[V]) {
-  if constexpr (std::is_same_v<T, Half> && V % 2 == 0) {
+  if constexpr (std::is_same_v<T, Float16> && V % 2 == 0) {
 #pragma unroll
     for (int j = 0; j < V; j += 2) {
       const float2 pair = __half22float2(reinterpret_cast<const __half2*>(pack.at)[j / 2]);
@@ -133,7 +133,7 @@ __device__ void unpack(const Pack<T, V>& pack, S (&values)[V]) {
 template <class T, int V, class S>
 __device__ Pack<T, V> pack_of(const S (&values)[V]) {
   Pack<T, V> pack;
-  if constexpr (std::is_same_v<T, Half> && V % 2 == 0) {
+  if constexpr (std::is_same_v<T, Float16> && V % 2 == 0) {
 #pragma unroll
     for (int j = 0; j < V; j += 2) {
       reinterpret_cast<__half2*>(pack.at)[j / 2] = __floats2half2_rn(values[j], values[j + 1]);

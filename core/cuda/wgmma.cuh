@@ -15,11 +15,11 @@
 
 namespace mica::cuda {
 
-/// Two numbers rounded to T, Half or BFloat16, in one register, the first in the low half.
+/// Two numbers rounded to T, Float16 or BFloat16, in one register, the first in the low half.
 template <class T>
 __device__ std::uint32_t pair_of(float first, float second) {
   std::uint32_t result;
-  if constexpr (std::is_same_v<T, Half>) {
+  if constexpr (std::is_same_v<T, Float16>) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
   } else {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(second), "f"(first));
@@ -169,7 +169,7 @@ struct Product;
   struct Product<n> {                                                                                        \
     template <class T, Lines kA, Lines kB>                                                                   \
     __device__ static void add(float (&sums)[half_n], std::uint64_t a, std::uint64_t b, bool keep) {         \
-      if constexpr (std::is_same_v<T, Half>) {                                                               \
+      if constexpr (std::is_same_v<T, Float16>) {                                                               \
         MICA_PRODUCT_OF_SHARED(n, half_n, "f16", p0, p1, p2, p3, p4);                                        \
       } else {                                                                                               \
         MICA_PRODUCT_OF_SHARED(n, half_n, "bf16", p0, p1, p2, p3, p4);                                       \
@@ -177,7 +177,7 @@ struct Product;
     }                                                                                                        \
     template <class T, Lines kB>                                                                             \
     __device__ static void add(float (&sums)[half_n], const std::uint32_t (&a)[4], std::uint64_t b, bool keep) { \
-      if constexpr (std::is_same_v<T, Half>) {                                                               \
+      if constexpr (std::is_same_v<T, Float16>) {                                                               \
         MICA_PRODUCT_OF_REGISTERS(n, half_n, "f16", p0, p1, p2, p3, p4, p5, p6);                             \
       } else {                                                                                               \
         MICA_PRODUCT_OF_REGISTERS(n, half_n, "bf16", p0, p1, p2, p3, p4, p5, p6);                            \
@@ -214,9 +214,9 @@ MICA_PRODUCT(256, 128, 128, 129, 130, 131, 132, 133, 134);
 
 }  // namespace detail
 
-/// sums (64, N) = [sums +] a (64, 16) · b (16, N), for T = Half or BFloat16 and N = 8, 16, 32, 64, 128, 192 or 256; a
-/// and b are descriptors of tiles with lines along kA and kB. Warp w has rows from 16 w on: sums[4 j + i] of lane l is
-/// row l / 4 + 8 (i / 2) of these, column 8 j + 2 (l % 4) + i % 2.
+/// sums (64, N) = [sums +] a (64, 16) · b (16, N), for T = Float16 or BFloat16 and N = 8, 16, 32, 64, 128, 192 or 256;
+/// a and b are descriptors of tiles with lines along kA and kB. Warp w has rows from 16 w on: sums[4 j + i] of lane l
+/// is row l / 4 + 8 (i / 2) of these, column 8 j + 2 (l % 4) + i % 2.
 template <class T, int N, Lines kA, Lines kB>
 __device__ void multiply_add(float (&sums)[N / 2], std::uint64_t a, std::uint64_t b, bool keep_sums = true) {
   detail::Product<N>::template add<T, kA, kB>(sums, a, b, keep_sums);

@@ -391,7 +391,7 @@ MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
     case DType::float64: return MPI_DOUBLE;
     case DType::float32: return MPI_FLOAT;
-    case DType::float16: return type_16<Half>();
+    case DType::float16: return type_16<Float16>();
     case DType::bfloat16: return type_16<BFloat16>();
     case DType::int64: return MPI_INT64_T;
     case DType::int32: return MPI_INT32_T;

@@ -12,14 +12,14 @@ namespace {
 constexpr std::size_t kElements = kBlockElements;
 
 float scale_of(const std::byte* block) {
-  Half scale;
+  Float16 scale;
   std::memcpy(&scale, block, sizeof(scale));
   return scale;
 }
 
 // Returns false if the scale does not fit in float16.
 bool put_scale(float scale, std::byte* block) {
-  const Half rounded(scale);
+  const Float16 rounded(scale);
   std::memcpy(block, &rounded, sizeof(rounded));
   return std::isfinite(static_cast<float>(rounded));
 }

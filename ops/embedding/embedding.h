@@ -13,8 +13,8 @@ namespace mica {
 /// On the CPU, an index out of range is an Error that names it. On CUDA, where an error would have to wait for the
 /// device, its row of y is NaN instead and contributes nothing to the gradient.
 ///
-/// The gradient of a row of weight is the sum over the positions that use it, in float32 for 16-bit weights, in an
-/// order that depends on the indices alone. Throws Error before anything is computed if a shape, dtype or device does
+/// The gradient of a row of weight is the sum over the positions that use it, rounded once, in an order that depends
+/// on the indices alone. Throws Error before anything is computed if a shape, dtype or device does
 /// not match.
 Tensor embedding(const Tensor& weight, const Tensor& indices);
 

@@ -15,7 +15,7 @@ namespace mica {
 
 namespace {
 
-using Scales = Types<float, Half, BFloat16>;
+using Scales = Types<float, Float16, BFloat16>;
 
 constexpr std::int64_t kStrip = 64;    // columns per strip
 constexpr std::int64_t kGrain = 8192;  // minimum weights per thread

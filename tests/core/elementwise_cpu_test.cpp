@@ -58,7 +58,7 @@ TEST(ElementwiseCpu, AnOutputMayBeNull) {
     for (const auto& [rows, columns] : {std::pair{3, 5}, {700, 3}, {3, 700}, {2, 20000}}) {
       expect_each_output_alone<double>(rows, columns, transposed);
       expect_each_output_alone<float>(rows, columns, transposed);
-      expect_each_output_alone<Half>(rows, columns, transposed);
+      expect_each_output_alone<Float16>(rows, columns, transposed);
       expect_each_output_alone<BFloat16>(rows, columns, transposed);
     }
   }

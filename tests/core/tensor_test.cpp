@@ -13,6 +13,18 @@ using namespace mica::testing_support;
 
 namespace {
 
+TEST(FromData, MixedTypesAreFloat64) {
+  const Tensor mixed = from_data({1.0, INFINITY, 2});  // double, float, int
+  EXPECT_EQ(mixed.dtype(), float64);
+  expect_close(mixed, {1, INFINITY, 2}, 0, 0);
+  EXPECT_EQ(from_data({1, NAN}, {2, 1}).shape(), (Shape{2, 1}));
+  EXPECT_EQ(from_data({1.0, 2.0}).dtype(), float64);
+  EXPECT_EQ(from_data({1.0F, INFINITY}).dtype(), float32);
+  EXPECT_EQ(from_data({1, 2}, {2}).dtype(), int32);
+  EXPECT_EQ(from_data({true, false}).dtype(), boolean);
+  EXPECT_EQ(from_data({}).shape(), (Shape{0}));
+}
+
 TEST(Shape, NumelStridesAndBroadcast) {
   EXPECT_EQ(numel_of({}), 1);
   EXPECT_EQ(numel_of({3, 0, 5}), 0);
@@ -276,16 +288,16 @@ TEST(Tensor, Printing) {
   EXPECT_EQ(out.str(), "[1.0000e-09]\ntensor of float32 [1] on cpu");
 }
 
-TEST(Half, ConversionsFollowIeee754) {
+TEST(Float16, ConversionsFollowIeee754) {
   // Every float16 goes to float and back unchanged; halfway cases round to even.
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-    Half h;
+    Float16 h;
     h.bits = static_cast<std::uint16_t>(bits);
     const float value = h;
     if (std::isnan(value)) {
-      EXPECT_TRUE(std::isnan(static_cast<float>(Half(value))));
+      EXPECT_TRUE(std::isnan(static_cast<float>(Float16(value))));
     } else {
-      EXPECT_EQ(Half(value).bits, bits);
+      EXPECT_EQ(Float16(value).bits, bits);
     }
     BFloat16 b;
     b.bits = static_cast<std::uint16_t>(bits);
@@ -295,18 +307,18 @@ TEST(Half, ConversionsFollowIeee754) {
       EXPECT_EQ(BFloat16(static_cast<float>(b)).bits, bits);
     }
   }
-  EXPECT_EQ(static_cast<float>(Half(2049.0f)), 2048.0f);
-  EXPECT_EQ(static_cast<float>(Half(2051.0f)), 2052.0f);
-  EXPECT_EQ(static_cast<float>(Half(65519.0f)), 65504.0f);
-  EXPECT_TRUE(std::isinf(static_cast<float>(Half(65520.0f))));
-  EXPECT_EQ(static_cast<float>(Half(0x1p-25f)), 0.0f);
-  EXPECT_EQ(static_cast<float>(Half(0x1.8p-25f)), 0x1p-24f);
+  EXPECT_EQ(static_cast<float>(Float16(2049.0f)), 2048.0f);
+  EXPECT_EQ(static_cast<float>(Float16(2051.0f)), 2052.0f);
+  EXPECT_EQ(static_cast<float>(Float16(65519.0f)), 65504.0f);
+  EXPECT_TRUE(std::isinf(static_cast<float>(Float16(65520.0f))));
+  EXPECT_EQ(static_cast<float>(Float16(0x1p-25f)), 0.0f);
+  EXPECT_EQ(static_cast<float>(Float16(0x1.8p-25f)), 0x1p-24f);
   EXPECT_EQ(static_cast<float>(BFloat16(257.0f)), 256.0f);
   EXPECT_EQ(static_cast<float>(BFloat16(259.0f)), 260.0f);
 }
 
 // Compares the vectorized conversions with those of single elements.
-TEST(Half, ManyAtOnce) {
+TEST(Float16, ManyAtOnce) {
   for (const std::int64_t n : {1, 7, 8, 9, 37}) {
     std::vector<float> values(static_cast<std::size_t>(n));
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -320,7 +332,7 @@ TEST(Half, ManyAtOnce) {
         EXPECT_EQ(wide[i], back[i]) << i << " of " << n << " in " << name_of(dtype);
       }
     };
-    check_one(Half(0.0f), float16);
+    check_one(Float16(0.0f), float16);
     check_one(BFloat16(0.0f), bfloat16);
   }
 }

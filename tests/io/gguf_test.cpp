@@ -68,7 +68,7 @@ TEST_F(Gguf, EveryTypeIsReadAndWrittenAsThePackageDoes) {
   for (std::int64_t i = 0; i < 15; ++i) {
     const float expected = -3 + 6 * static_cast<float>(i) / 14;
     EXPECT_NEAR(tensors.at("f32").data<float>()[i], expected, 1e-6);
-    EXPECT_NEAR(static_cast<float>(tensors.at("f16").data<Half>()[i]), expected, 2e-3);
+    EXPECT_NEAR(static_cast<float>(tensors.at("f16").data<Float16>()[i]), expected, 2e-3);
     EXPECT_NEAR(static_cast<float>(tensors.at("bf16").data<BFloat16>()[i]), expected, 2e-2);
   }
   EXPECT_EQ(tensors.at("i64").data<std::int64_t>()[0], std::int64_t{1} << 62);

@@ -83,7 +83,7 @@ __device__ void load_owned(typename P::Shared& shared, unsigned& parities, int c
 /// multiplied as float, since its range is too small.
 template <class T>
 __device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float second) {
-  if constexpr (std::is_same_v<T, Half>) {
+  if constexpr (std::is_same_v<T, Float16>) {
     const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&pair));
     return cuda::pair_of<T>(two.x * first, two.y * second);
   } else {
@@ -545,7 +545,7 @@ void launch_backward(const Work& work) {
 }  // namespace
 
 void backward_sm90(const Work& work) {
-  on_dtype(Types<Half, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
     if (work.depth <= 64) {
       launch_backward<T, BackwardPlan<64, 3, 64, 4>, false>(work);
       launch_backward<T, KeysPlan<64, 2, 64, 4, false>, true>(work);

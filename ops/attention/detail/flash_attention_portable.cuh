@@ -583,7 +583,7 @@ inline void launch(void (*kernel)(Work), const char* name, std::int64_t blocks, 
 
 inline std::int64_t blocks_of(int rows, int block) { return (std::int64_t{rows} + block - 1) / block; }
 
-using DTypes = Types<Half, BFloat16>;
+using DTypes = Types<Float16, BFloat16>;
 
 /// Calls f.operator()<T, kDepth>() with the element type and the padded width of the heads.
 template <class F>

@@ -498,7 +498,7 @@ bool is_one_wave(const Work& work) {
 void forward_sm90(const Work& work) {
   using Large = ForwardPlan<64, 4, 64, 4, true>;
   using Small = ForwardPlan<64, 4, 64, 8, true, 2>;
-  on_dtype(Types<Half, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
     if (work.depth <= 64 && !work.drops && is_one_wave<Large>(work)) {
       launch_forward<T, Small, false>(work);
     } else if (work.depth <= 64) {

@@ -208,7 +208,7 @@ void decode_rotations(Cuda, const DecodeRotationsArgs& args) {
 }
 
 void decode_append(Cuda, const DecodeAppendArgs& args) {
-  on_dtype(Types<Half, BFloat16>{}, args.queries.dtype(), "decode_append", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.queries.dtype(), "decode_append", [&]<class T>() {
     switch (args.problem.width()) {
       case 32: return launch<T, 32>(args);
       case 64: return launch<T, 64>(args);

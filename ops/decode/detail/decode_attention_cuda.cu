@@ -682,7 +682,7 @@ void with_heads(const DecodeAttentionArgs& args) {
 }  // namespace
 
 void decode_attention(Cuda, const DecodeAttentionArgs& args) {
-  on_dtype(Types<float, Half, BFloat16>{}, args.y.dtype(), "decode_attention", [&]<class T>() {
+  on_dtype(Types<float, Float16, BFloat16>{}, args.y.dtype(), "decode_attention", [&]<class T>() {
     switch (args.problem.width()) {
       case 32: return with_heads<T, 32>(args);
       case 64: return with_heads<T, 64>(args);

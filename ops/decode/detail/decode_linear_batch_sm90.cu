@@ -181,7 +181,7 @@ __device__ void multiply_floats(const Memory<Weights, kRows>& m, const Arguments
 // A first operand whose elements are all 1.
 template <class T>
 struct Ones {
-  static constexpr std::uint32_t kOne = std::is_same_v<T, Half> ? 0x3c003c00 : 0x3f803f80;
+  static constexpr std::uint32_t kOne = std::is_same_v<T, Float16> ? 0x3c003c00 : 0x3f803f80;
   using Pairs = std::uint32_t[4];
   Pairs pairs = {kOne, kOne, kOne, kOne};
   __device__ const Pairs& operator()(int) const { return pairs; }
@@ -459,7 +459,7 @@ void launch(const DecodeLinearArgs& args) {
 }  // namespace batch
 
 void decode_linear_batch(Cuda, const DecodeLinearArgs& args) {
-  on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
     pieces::on_weights<T, 1>(args.weights[0], [&]<class Weights>() {
       pieces::on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
         if constexpr (Weights::kTakesFewRows) {

@@ -167,7 +167,7 @@ struct PackedUnits {
   static constexpr int depth(int halves, int groups, bool norm) {
     return groups > 1 ? 1 : kBits == 4 && !norm && halves == 1 ? 4 : 2;
   }
-  static constexpr bool kIsHalf = std::is_same_v<T, Half>;
+  static constexpr bool kIsHalf = std::is_same_v<T, Float16>;
   static constexpr float kAdded = kPackedAdded<T, kBits>;
 
   struct Unit {
@@ -557,7 +557,7 @@ void launch(const DecodeLinearArgs& args) {
 }  // namespace
 
 void decode_linear(Cuda, const DecodeLinearArgs& args) {
-  on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
     const DecodeWeight& first = args.weights[0];
     if (first.matrix.defined()) {
       launch<T, FloatUnits<T>>(args);

@@ -90,7 +90,7 @@ inline constexpr int kBoxColumns = P::kColumns % 128 == 0 ? P::kColumns / 2 : 64
 
 template <class T>
 __device__ float2 floats_of(std::uint32_t pair) {
-  if constexpr (std::is_same_v<T, Half>) {
+  if constexpr (std::is_same_v<T, Float16>) {
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
   } else {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
@@ -537,7 +537,7 @@ bool can_decode_linear_append(Cuda, const DecodeAppendTo& to, const DecodeAttent
 void decode_linear_many(Cuda, const DecodeLinearArgs& args) {
   using tiles::Epilogue;
   using tiles::Sharing;
-  on_dtype(Types<Half, BFloat16>{}, args.y.dtype(), "decode_linear", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.y.dtype(), "decode_linear", [&]<class T>() {
     if (args.options.swiglu) {
       tiles::launch<T, tiles::Plan<128, 6, 1>, Epilogue::swiglu, Sharing::turns>(args);
     } else if (args.append.keys.defined()) {

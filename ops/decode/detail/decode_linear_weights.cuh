@@ -153,7 +153,7 @@ struct PackedWeights {
       factors = kSwiglu ? warp / 2 * (kFactorBytes / 2) + first % kHalfOutputs * 2 : first * 2;
       if constexpr (kBits == 4) {
         select = 0x4440 | t;
-      } else if constexpr (std::is_same_v<T, Half>) {
+      } else if constexpr (std::is_same_v<T, Float16>) {
         select = t % 2 == 0 ? 0x4140 : 0x4342;
       } else {
         select = 0x7440 | (2 * (t % 2));
@@ -163,9 +163,9 @@ struct PackedWeights {
     /// This lane's two integers of a word, plus kAdded, as T.
     __device__ std::uint32_t pair(std::uint32_t word) const {
       if constexpr (kBits == 4) {
-        constexpr std::uint32_t kPower = std::is_same_v<T, Half> ? 0x64006400 : 0x43004300;
+        constexpr std::uint32_t kPower = std::is_same_v<T, Float16> ? 0x64006400 : 0x43004300;
         return ((__byte_perm(word, 0, select) * 0x1001) & 0x000f000f) | kPower;
-      } else if constexpr (std::is_same_v<T, Half>) {
+      } else if constexpr (std::is_same_v<T, Float16>) {
         return __byte_perm(word, 0x64646464, select);
       } else {
         // Converts to float32 first. Its upper half is the bfloat16, exactly, since the integer has only 8 bits.

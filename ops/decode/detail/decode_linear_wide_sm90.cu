@@ -455,7 +455,7 @@ bool can_decode_linear_wide(Cuda, const Tensor& x) {
 
 void decode_linear_wide(Cuda, const DecodeLinearArgs& args) {
   using namespace wide;
-  on_dtype(Types<Half, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
     on_weights<T, kUnits>(args.weights[0], [&]<class Weights>() {
       on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
         const int rows = rows_of(args.x.size(0));

@@ -254,7 +254,7 @@ using namespace decoder;
 // Calls f.operator()<T, W>() with the step's kinds of elements and of weights.
 template <class F>
 void with_kernel(const DecoderStep& s, const F& f) {
-  on_dtype(Types<Half, BFloat16>{}, s.norm.dtype(), "decoder_step", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, s.norm.dtype(), "decoder_step", [&]<class T>() {
     const DecodeWeight& first = s.layers[0].q;
     if (first.matrix.defined()) {
       f.template operator()<T, FloatWeights<T>>();

@@ -156,7 +156,7 @@ bool can_draw_tokens(Cuda) { return cuda::device_has_clusters(); }
 
 void draw_tokens(Cuda, const DrawTokens& args) {
   using namespace draw;
-  on_dtype(Types<float, Half, BFloat16>{}, args.logits.dtype(), "draw_tokens", [&]<class T>() {
+  on_dtype(Types<float, Float16, BFloat16>{}, args.logits.dtype(), "draw_tokens", [&]<class T>() {
     const DrawOptions& o = args.options;
     const auto columns = static_cast<int>(args.logits.size(1));
     const bool draws = args.uniforms.defined();

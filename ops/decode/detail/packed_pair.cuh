@@ -11,14 +11,14 @@ namespace mica::kernels {
 
 /// What packed_pair() adds to its integers.
 template <class T, int kBits>
-inline constexpr float kPackedAdded = std::is_same_v<T, Half> ? 1024
-                                      : kBits == 4            ? 128
-                                                              : 0;
+inline constexpr float kPackedAdded = std::is_same_v<T, Float16> ? 1024
+                                      : kBits == 4               ? 128
+                                                                 : 0;
 
 /// Integers c and c + 4 of 8 consecutive ones, each plus kPackedAdded, as T.
 template <class T, int kBits>
 __device__ inline std::uint32_t packed_pair(const std::uint32_t (&octet)[kBits / 4], int c) {
-  constexpr bool kIsHalf = std::is_same_v<T, Half>;
+  constexpr bool kIsHalf = std::is_same_v<T, Float16>;
   constexpr std::uint32_t kPower = kIsHalf ? 0x64006400 : 0x43004300;
   if constexpr (kBits == 4) {
     return ((octet[0] >> (4 * c)) & 0x000f000f) | kPower;

@@ -16,7 +16,7 @@ Tensor unbroadcast(const Tensor& gradient, const Shape& shape) {
 double rounded(double value, DType dtype) {
   switch (dtype) {
     case DType::float32: return static_cast<float>(value);
-    case DType::float16: return Half(static_cast<float>(value));
+    case DType::float16: return Float16(static_cast<float>(value));
     case DType::bfloat16: return BFloat16(static_cast<float>(value));
     default: return value;
   }

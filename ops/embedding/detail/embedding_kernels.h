@@ -26,7 +26,7 @@ struct EmbeddingBackward {
   const char* op = "embedding";
 };
 
-using SummedTypes = Types<float, double, Half, BFloat16, std::int64_t, std::int32_t>;
+using SummedTypes = Types<float, double, Float16, BFloat16, std::int64_t, std::int32_t>;
 
 void embedding_forward(Cpu, const EmbeddingForward& args);
 void embedding_forward(Cuda, const EmbeddingForward& args);

@@ -259,9 +259,9 @@ void multiply_few_rows(std::int64_t m, std::int64_t n, std::int64_t depth, Matri
   template void multiply_few_rows(std::int64_t, std::int64_t, std::int64_t, Matrix<A>, Matrix<T>, const T*, Out*);
 MICA_FEW_ROWS(float, float, float)
 MICA_FEW_ROWS(double, double, double)
-MICA_FEW_ROWS(Half, Half, Half)
-MICA_FEW_ROWS(Half, Half, float)
-MICA_FEW_ROWS(float, Half, float)
+MICA_FEW_ROWS(Float16, Float16, Float16)
+MICA_FEW_ROWS(Float16, Float16, float)
+MICA_FEW_ROWS(float, Float16, float)
 MICA_FEW_ROWS(BFloat16, BFloat16, BFloat16)
 MICA_FEW_ROWS(BFloat16, BFloat16, float)
 MICA_FEW_ROWS(float, BFloat16, float)

@@ -38,7 +38,7 @@ using Sums = float[kHalves][kColumns / 2];
 
 template <class T>
 __device__ float2 floats_of(std::uint32_t pair) {
-  if constexpr (std::is_same_v<T, Half>) {
+  if constexpr (std::is_same_v<T, Float16>) {
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
   } else {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
@@ -347,7 +347,7 @@ bool matmul_with_epilogue(const MatmulActivationBackward& args) {
   const std::int64_t columns = args.out.size(1);
   const int part_count = tiles::parts_of(rows, tiles::kTileRows);
   const Tensor parts = args.dbias.defined() ? empty({part_count, columns}, float32, args.out.device()) : Tensor{};
-  on_dtype(Types<Half, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
     tiles::launch<T, tiles::Lines::rows>(
         args.a, args.b, args.slopes, args.out,
         tiles::Gradient<T>{
@@ -371,7 +371,7 @@ bool matmul_with_epilogue(const MatmulArgs& args) {
     return false;
   }
   const Tensor& second = keeps_sums ? args.sums : args.slopes;
-  on_dtype(Types<Half, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
     const auto launch = [&]<bool kSlopes>() {
       using Epilogue = tiles::Forward<T, functions::GeluTanh, kSlopes>;
       tiles::launch<T, tiles::Lines::depth>(

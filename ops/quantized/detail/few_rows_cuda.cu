@@ -531,7 +531,7 @@ void launch(const Product& a, const T* x) {
 }  // namespace
 
 void multiply_few_rows(const Tensor& x, int bits, const Product& a) {
-  on_dtype(Types<Half, BFloat16>{}, x.dtype(), "quantized_matmul", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, x.dtype(), "quantized_matmul", [&]<class T>() {
     quantized::on_bits(bits, [&]<int kBits>() {
       static_assert(kFewTensorRows == 2 * kTile);
       if (a.m <= kTile) {

@@ -465,7 +465,7 @@ bool multiply_many_rows(const Tensor& x, int bits, const Product& product) {
   }
   Work work{product};
   work.tiles = (product.rows + kTile - 1) / kTile;
-  on_dtype(Types<Half, BFloat16>{}, x.dtype(), "quantized_matmul",
+  on_dtype(Types<Float16, BFloat16>{}, x.dtype(), "quantized_matmul",
            [&]<class T>() { quantized::on_bits(bits, [&]<int kBits>() { launch_for_rows<T, kBits>(x, work); }); });
   return true;
 }

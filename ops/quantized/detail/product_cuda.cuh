@@ -61,7 +61,7 @@ struct Product {
 
 template <class T>
 __device__ float2 to_floats(std::uint32_t pair) {
-  if constexpr (std::is_same_v<T, Half>) {
+  if constexpr (std::is_same_v<T, Float16>) {
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
   } else {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
@@ -73,9 +73,9 @@ __device__ inline std::uint32_t bytes_of(std::uint32_t a, std::uint32_t b, std::
 }
 
 template <class T>
-constexpr int kFraction = std::is_same_v<T, Half> ? 10 : 7;  // bits of the fraction (mantissa)
+constexpr int kFraction = std::is_same_v<T, Float16> ? 10 : 7;  // bits of the fraction (mantissa)
 template <class T>
-constexpr int kBias = std::is_same_v<T, Half> ? 15 : 127;  // of the exponent
+constexpr int kBias = std::is_same_v<T, Float16> ? 15 : 127;  // of the exponent
 
 /// Converts two integers of kBits bits to T, plus 2^(kFraction − kFirst): they become bits of a float's fraction, which
 /// is exact and needs no conversion instruction. Their lowest bits are at bit kFirst of each half of a register.

@@ -33,7 +33,7 @@ constexpr std::int64_t kEnoughBlocks = 264;
 __device__ void store(void* data, DType dtype, std::int64_t i, float value) {
   switch (dtype) {
     case DType::float32: static_cast<float*>(data)[i] = value; break;
-    case DType::float16: static_cast<Half*>(data)[i] = Half(value); break;
+    case DType::float16: static_cast<Float16*>(data)[i] = Float16(value); break;
     default: static_cast<BFloat16*>(data)[i] = BFloat16(value); break;
   }
 }

@@ -34,7 +34,7 @@ struct Values {
     switch (dtype) {
       case DType::float64: return static_cast<S>(static_cast<const double*>(data)[i]);
       case DType::float32: return static_cast<S>(static_cast<const float*>(data)[i]);
-      case DType::float16: return static_cast<S>(static_cast<float>(static_cast<const Half*>(data)[i]));
+      case DType::float16: return static_cast<S>(static_cast<float>(static_cast<const Float16*>(data)[i]));
       default: return static_cast<S>(static_cast<float>(static_cast<const BFloat16*>(data)[i]));
     }
   }

@@ -34,7 +34,7 @@ class PairReader {
   __device__ explicit PairReader(int t) {
     if constexpr (kBits == 8) {
       const int first = t % 2 * 2;
-      selector_ = std::is_same_v<T, Half> ? 0x4040 | first | (first + 1) << 8 : kByteOfFloat | first;
+      selector_ = std::is_same_v<T, Float16> ? 0x4040 | first | (first + 1) << 8 : kByteOfFloat | first;
       factor_ = 0;
     } else if constexpr (kBits == 4) {
       selector_ = 0x4440 | t;
@@ -51,7 +51,7 @@ class PairReader {
 
   /// The thread's two members of an eight, each plus kAdded, as T. `eight` is the index of the eight in the word.
   __device__ std::uint32_t get(std::uint32_t word, int eight) const {
-    if constexpr (kBits == 8 && std::is_same_v<T, Half>) {
+    if constexpr (kBits == 8 && std::is_same_v<T, Float16>) {
       return bytes_of(word, 0x64646464, selector_);  // 2^10 + q
     } else if constexpr (kBits == 8) {
       return as_bfloat16(word, selector_, word, selector_ + 1);
@@ -88,7 +88,7 @@ __device__ void scale(std::uint32_t (&fragment)[4], bool adds, const OwnGrids<2>
 /// Arithmetic on two 16-bit floats in a register.
 template <class T>
 class Pair {
-  using Two = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
+  using Two = std::conditional_t<std::is_same_v<T, Float16>, __half2, __nv_bfloat162>;
 
   __device__ static Two two(std::uint32_t bits) { return *reinterpret_cast<const Two*>(&bits); }
   __device__ static std::uint32_t bits(Two two) { return *reinterpret_cast<const std::uint32_t*>(&two); }
@@ -97,7 +97,7 @@ class Pair {
   __device__ static std::uint32_t of(float value) { return cuda::pair_of<T>(value, value); }
   /// One of the two floats in both halves. It takes no instruction, since it is an operand modifier of others.
   __device__ static std::uint32_t twice(std::uint32_t a, int which) {
-    if constexpr (std::is_same_v<T, Half>) {
+    if constexpr (std::is_same_v<T, Float16>) {
       return bits(which == 0 ? __low2half2(two(a)) : __high2half2(two(a)));
     } else {
       return bits(which == 0 ? __low2bfloat162(two(a)) : __high2bfloat162(two(a)));
@@ -161,7 +161,7 @@ class PairConverter {
     const std::uint32_t power = Pair<T>::of(kAdded<T, kBits>);
     const std::uint32_t subtracted = zero[0] & subtracts_;
     std::uint32_t center = Pair<T>::plus(power, subtracted);
-    if constexpr (std::is_same_v<T, Half>) {
+    if constexpr (std::is_same_v<T, Float16>) {
       center = Pair<T>::least(center, 0x7BFF7BFF);  // at most the largest finite number
     }
     // If the zero is not an integer, the sum was rounded; this is the error.

@@ -12,7 +12,7 @@ struct Cumsum {
   bool reverse;
 };
 
-using ScannedTypes = Types<float, double, Half, BFloat16, std::int64_t>;
+using ScannedTypes = Types<float, double, Float16, BFloat16, std::int64_t>;
 
 void cumsum(Cpu, const Cumsum& args);
 void cumsum(Cuda, const Cumsum& args);

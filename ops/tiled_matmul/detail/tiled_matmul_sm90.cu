@@ -152,7 +152,7 @@ bool fits_sm90(const Tensor& x) {
 void multiply_sm90(const TiledMatmulArgs& args) {
   const Matrix a = matrix_of(args.a);
   const Matrix b = matrix_of(args.b);
-  on_dtype(Types<Half, BFloat16>{}, args.y.dtype(), "tiled_matmul", [&]<class T>() {
+  on_dtype(Types<Float16, BFloat16>{}, args.y.dtype(), "tiled_matmul", [&]<class T>() {
     on_lines(a, b, [&]<Lines kA, Lines kB>() {
       on_plan(args.y.size(0), args.y.size(1), [&]<class P>() { launch<T, P, kA, kB>(args); });
     });
