@@ -17,10 +17,10 @@ namespace mica {
 /// @param eps               added to the variance, under the root; at least 0.
 /// @return y, of x's shape and dtype, row-major. Differentiable in x, weight and bias any number of times.
 ///
-/// Statistics and sums are kept in float32 (float64 for float64 x). The result of a row does not depend on the values of
-/// other rows and is bit-identical from run to run. On a GPU, its last bits depend on whether all tensors are aligned to
-/// 16 bytes and, for aligned rows of more than 16,384 elements (float32: 8192), on the number of rows. A row of equal
-/// elements gives exactly the bias. The variance does not overflow, even for values up to the largest float.
+/// Statistics and sums are kept in float32 (float64 for float64 x). The result of a row does not depend on the values
+/// of other rows and is bit-identical from run to run. On a GPU, its last bits depend on whether all tensors are
+/// aligned to 16 bytes and, for aligned rows of more than 16,384 elements (float32: 8192), on the number of rows. A row
+/// of equal elements gives exactly the bias. The variance does not overflow, even for values up to the largest float.
 ///
 /// Throws Error before anything is computed if a shape, dtype or device does not match.
 ///

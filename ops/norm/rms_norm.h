@@ -16,10 +16,10 @@ namespace mica {
 /// @param eps               added to the mean square, under the root; at least 0.
 /// @return y, of x's shape and dtype, row-major. Differentiable in x and weight any number of times.
 ///
-/// Sums are kept in float32 (float64 for float64 x). The result of a row does not depend on the values of other rows and is
-/// bit-identical from run to run. On a GPU, its last bits depend on whether all tensors are aligned to 16 bytes and, for
-/// aligned rows of more than 16,384 elements, on the number of rows. If the sum of a row's squares overflows float32
-/// (float64), its y is 0.
+/// Sums are kept in float32 (float64 for float64 x). The result of a row does not depend on the values of other rows
+/// and is bit-identical from run to run. On a GPU, its last bits depend on whether all tensors are aligned to 16 bytes
+/// and, for aligned rows of more than 16,384 elements, on the number of rows. If the sum of a row's squares overflows
+/// float32 (float64), its y is 0.
 ///
 /// Throws Error before anything is computed if a shape, dtype or device does not match.
 ///

@@ -14,8 +14,8 @@
 #include <fstream>
 #include <set>
 #include <string>
-#include <vector>
 #include <utility>
+#include <vector>
 
 #include "examples/common/program.h"
 #include "tests/files.h"

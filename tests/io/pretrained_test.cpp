@@ -561,9 +561,8 @@ TEST_F(Pretrained, SavingErrors) {
   // Values that a model may have, but not a file.
   nn::LlamaConfig slow = config;
   slow.rotary.theta = 1.0000005;
-  expect_error(
-      [&] { io::save_pretrained(nn::Llama(slow), folder_ / "new"); },
-      "save_pretrained: read again: \"rope_theta\" is 1.0000005, expected a number of at least");
+  expect_error([&] { io::save_pretrained(nn::Llama(slow), folder_ / "new"); },
+               "save_pretrained: read again: \"rope_theta\" is 1.0000005, expected a number of at least");
   nn::LlamaConfig flat = config;
   flat.norm_eps = INFINITY;
   expect_error([&] { io::save_pretrained(nn::Llama(flat), folder_ / "new"); }, "cannot represent inf");
