@@ -72,6 +72,9 @@ void copy(const std::byte* from, std::span<std::int64_t> to) {
 
 }  // namespace
 
+TokenView::TokenView(std::span<const std::int32_t> tokens)
+    : TokenView(reinterpret_cast<const std::byte*>(tokens.data()), static_cast<std::int64_t>(tokens.size()), 4) {}
+
 TokenView::TokenView(const std::byte* data, std::int64_t size, int bytes_per_token)
     : data_(data), size_(size), bytes_per_token_(bytes_per_token) {
   check(size >= 0 && (bytes_per_token == 2 || bytes_per_token == 4),

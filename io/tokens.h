@@ -2,30 +2,29 @@
 
 // Sequences of tokens for language models, in memory or in files, which may be larger than memory.
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <ranges>
 #include <span>
+#include <vector>
 
 #include <mica/io/file.h>
 
 namespace mica::io {
 
-/// A list of int32 that outlives the expression: a variable or a view, not a temporary list.
+/// A type of lists that own their elements.
 template <class R>
-concept LastingTokens = std::ranges::contiguous_range<R> && std::ranges::borrowed_range<R> &&
-    std::same_as<std::ranges::range_value_t<R>, std::int32_t>;
+concept OwningList = std::ranges::contiguous_range<R> && !std::ranges::borrowed_range<R>;
 
 /// A non-owning view of tokens: a list in memory, or a TokenFile. The tokens must outlive it, so a temporary list, as
 /// in `TokenView(tokenizer.encode(text))`, does not compile.
 class TokenView {
  public:
-  template <LastingTokens R>
-  TokenView(R&& tokens)
-      : TokenView(std::as_bytes(std::span<const std::int32_t>(tokens)).data(),
-                  static_cast<std::int64_t>(std::ranges::size(tokens)), 4) {}
+  TokenView(std::span<const std::int32_t> tokens);
+  TokenView(const std::vector<std::int32_t>& tokens) : TokenView(std::span<const std::int32_t>(tokens)) {}
+  template <OwningList R>
+  TokenView(const R&&) = delete;
   /// Little-endian unsigned integers of 2 or 4 bytes, at any address.
   TokenView(const std::byte* data, std::int64_t size, int bytes_per_token);
 

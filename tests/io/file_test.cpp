@@ -188,6 +188,26 @@ TEST_F(Files, KilledWritersLeaveNothingForLong) {
   }
 }
 
+// A file may then have the descriptor 0.
+TEST_F(Files, WorkWithoutStandardInput) {
+  const pid_t child = fork();
+  if (child == 0) {
+    ::close(STDIN_FILENO);
+    int result = 1;
+    try {
+      io::write_text(folder / "model", "abc");
+      std::string text(3, ' ');
+      io::InputFile(folder / "model").read(text.data(), 3, 0);
+      result = text == "abc" && names() == std::set<std::string>{"model"} ? 0 : 1;
+    } catch (const Error&) {
+    }
+    _exit(result);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
 TEST_F(Files, UnfinishedFilesOfLivingWritersAreKept) {
   io::AtomicFile first(folder / "model"), second(folder / "model");
   io::remove_unfinished(folder, [](const std::string&) { return true; });

@@ -152,7 +152,7 @@ TEST_F(TokenFiles, GiveTheSameWindowsAsTokensInMemory) {
   write(narrow, {20240520, 1, 101});
   const io::TokenFile file(path_);
   const std::vector<io::Batch> a = io::even_windows(file.tokens().part(50, 101), 10, 2, 3);
-  const std::vector<io::Batch> b = io::even_windows(std::span(tokens).subspan(50), 10, 2, 3);
+  const std::vector<io::Batch> b = io::even_windows(io::TokenView(std::span(tokens).subspan(50)), 10, 2, 3);
   ASSERT_EQ(a.size(), b.size());
   EXPECT_EQ(to_vector<std::int64_t>(a[1].targets), to_vector<std::int64_t>(b[1].targets));
   expect_error([&] { io::even_windows(file.tokens().below(59000), 10, 2, 10); },
