@@ -6,6 +6,7 @@
 #include <mica/core/copy.h>
 #include <mica/io/adapter.h>
 #include <mica/io/detail/folder_save.h>
+#include <mica/io/file.h>
 #include <mica/io/json.h>
 #include <mica/io/safetensors.h>
 #include <mica/nn/detail/adapters.h>
