@@ -9,6 +9,7 @@ namespace mica::kernels {
 namespace {
 
 using rows::kMostGroupThreads;
+using rows::persistent_blocks;
 
 constexpr int kWarp = 32;
 constexpr double kTooExpensive = std::numeric_limits<double>::infinity();
