@@ -20,7 +20,7 @@
 
 using namespace mica;
 using namespace mica::testing_support;
-namespace held = mica::kernels::held;
+using mica::kernels::Held;
 using mica::kernels::plan_softmax;
 
 namespace {
