@@ -2,11 +2,9 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "examples/common/program.h"
+#include "tests/file_calls.h"
 #include "tests/files.h"
 #include "tests/support.h"
 #include <mica/io/file.h>
@@ -28,26 +27,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::atomic<std::vector<std::string>*> calls{nullptr};  // if not null, of fsync and rename, in order
-
-}  // namespace
-
-// Replaced, so that a test sees them. Tests in which memory runs out call them, too, so otherwise they allocate
-// nothing.
-extern "C" int fsync(int descriptor) {
-  if (auto* const list = calls.load()) {
-    list->push_back("fsync " + fs::read_symlink("/proc/self/fd/" + std::to_string(descriptor)).string());
-  }
-  return static_cast<int>(::syscall(SYS_fsync, descriptor));
-}
-extern "C" int rename(const char* from, const char* to) noexcept {
-  if (auto* const list = calls.load()) {
-    list->push_back(std::string("rename ") + from + " " + to);
-  }
-  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
-}
-
-namespace {
 template <class T>
 concept GivesBytes = requires(T file) {
   std::forward<T>(file).bytes();
@@ -138,11 +117,10 @@ TEST_F(Files, AreOnTheDiskBeforeTheyReplaceOthers) {
     for (const std::string& name : names()) {
       temporary = name == "model" ? temporary : (folder / name).string();
     }
-    calls = &seen;
+    const BeforeEachFileCall observer([&](const std::string& call) { seen.push_back(call); });
     file.write("new", 3);
     EXPECT_TRUE(seen.empty());
     file.commit();
-    calls = nullptr;
   }
   const std::string model = (folder / "model").string();
   EXPECT_EQ(seen, (std::vector<std::string>{"fsync " + temporary, "rename " + temporary + " " + model,
