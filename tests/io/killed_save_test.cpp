@@ -40,6 +40,17 @@ void observe(const CallOf& call_of) {
   }
 }
 
+/// Calls f before each rename and each removal of a file by this program, until the end of scope.
+class BeforeEachChange : BeforeEachFileCall {
+ public:
+  explicit BeforeEachChange(const std::function<void()>& f)
+      : BeforeEachFileCall([f](const std::string& call) {
+          if (!call.starts_with("fsync")) {
+            f();
+          }
+        }) {}
+};
+
 }  // namespace
 
 // Replace the C library's functions of these names in the test program.
@@ -68,11 +79,7 @@ class KilledSaves : public testing::Test {
       fs::copy(folder, moments.back());
     };
     {
-      const BeforeEachFileCall observer([&](const std::string& call) {
-        if (!call.starts_with("fsync")) {  // which changes no folder
-          copy();
-        }
-      });
+      const BeforeEachChange observer(copy);
       f();
     }
     copy();
