@@ -96,6 +96,22 @@ TEST_F(Files, TruncatedMappingsAreReported) {
   EXPECT_EQ(io::mapped_path_at(end - 1), nullptr);
 }
 
+// Without standard input, the next file that is opened has the descriptor 0.
+TEST_F(Files, MayHaveTheDescriptorZero) {
+  EXPECT_EXIT(
+      {
+        ::close(0);
+        {
+          io::AtomicFile file(folder / "model");
+          file.write("new", 3);
+          file.commit();
+        }
+        const io::InputFile file(folder / "model");
+        std::exit(file.descriptor() == 0 && file.size() == 3 && names().size() == 1 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 TEST_F(Files, MakesFolders) {
   io::make_folder(folder / "a/b/c", "test");
   io::make_folder(folder / "a/b/c", "test");

@@ -219,6 +219,21 @@ TEST(Tokenizer, MatchesCoverEveryText) {
   }
 }
 
+TEST(Tokenizer, ContractionsOfAnyCase) {
+  using io::detail::match_length;
+  using io::detail::Pattern;
+  for (const Pattern pattern : {Pattern::llama3, Pattern::qwen}) {
+    EXPECT_EQ(match_length(pattern, "'sx"), 2u);
+    EXPECT_EQ(match_length(pattern, "'Sx"), 2u);
+    EXPECT_EQ(match_length(pattern, "'LLx"), 3u);
+    EXPECT_EQ(match_length(pattern, "'rEx"), 3u);
+    EXPECT_EQ(match_length(pattern, "'\u017Fx"), 3u);  // the long s is another s, of two bytes
+  }
+  EXPECT_EQ(match_length(Pattern::gpt2, "'sx"), 2u);
+  EXPECT_EQ(match_length(Pattern::gpt2, "'Sx"), 1u);
+  EXPECT_EQ(match_length(Pattern::gpt2, "'\u017Fx"), 1u);
+}
+
 // A minimal tokenizer.json.
 std::string file(const std::string& vocabulary, const std::string& merges, const std::string& others = "") {
   return R"({"model": {"type": "BPE", "vocab": {)" + vocabulary + R"(}, "merges": [)" + merges +
