@@ -628,6 +628,8 @@ TEST_F(Cli, RefusesBadCommandLines) {
   expect_refusal("generate --model run --temperature nan", 2, "--temperature");
   expect_refusal("generate --model run --top-p 0", 2, "--top-p");
   expect_refusal("generate --model run --repetition-penalty 0", 2, "--repetition-penalty");
+  expect_refusal("generate --model run --prompt-tokens 1", 1, "cannot open the folder run");
+  fs::create_directory(folder / "run");
   expect_refusal("generate --model run --prompt-tokens 1", 2, "--prompt-tokens is for Hugging Face models");
   expect_refusal("generate --model run --dtype bfloat16", 2, "--dtype is for Hugging Face models");
 }
