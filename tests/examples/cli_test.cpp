@@ -376,7 +376,7 @@ TEST_F(Cli, ResumesWithMoreSteps) {
 
 TEST_F(Cli, WritesToNoFifo) {
   for (const std::string name : {"metrics.jsonl", "trace.json", "loss.svg", "model.safetensors"}) {
-    fs::create_directory(folder / "run");
+    fs::create_directory(folder / "own");
     const fs::path fifo = folder / "run" / name;
     ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
     const Outcome outcome = train("--out run --profile --eval-every 12");
@@ -629,9 +629,9 @@ TEST_F(Cli, RefusesBadCommandLines) {
   expect_refusal("generate --model run --top-p 0", 2, "--top-p");
   expect_refusal("generate --model run --repetition-penalty 0", 2, "--repetition-penalty");
   expect_refusal("generate --model run --prompt-tokens 1", 1, "cannot open the folder run");
-  fs::create_directory(folder / "run");
-  expect_refusal("generate --model run --prompt-tokens 1", 2, "--prompt-tokens is for Hugging Face models");
-  expect_refusal("generate --model run --dtype bfloat16", 2, "--dtype is for Hugging Face models");
+  fs::create_directory(folder / "own");
+  expect_refusal("generate --model own --prompt-tokens 1", 2, "--prompt-tokens is for Hugging Face models");
+  expect_refusal("generate --model own --dtype bfloat16", 2, "--dtype is for Hugging Face models");
 }
 
 TEST_F(Cli, RefusesBadData) {
