@@ -376,7 +376,7 @@ TEST_F(Cli, ResumesWithMoreSteps) {
 
 TEST_F(Cli, WritesToNoFifo) {
   for (const std::string name : {"metrics.jsonl", "trace.json", "loss.svg", "model.safetensors"}) {
-    fs::create_directory(folder / "own");
+    fs::create_directory(folder / "run");
     const fs::path fifo = folder / "run" / name;
     ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
     const Outcome outcome = train("--out run --profile --eval-every 12");
