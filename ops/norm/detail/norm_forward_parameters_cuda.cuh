@@ -214,9 +214,9 @@ class GlobalParameters {
   template <bool kBoth, class S>
   __device__ void at(int i, int part, S (&w)[kPart], S (&b)[kPart], int) const {
     const int column = i * kStep + part;
-    unpack(kBoth ? load_whole<kPart>(weight_ + column) : load_or<kPart>(weight_, column, 1), w);
+    unpack(kBoth ? load_whole<kPart>(weight_ + column) : load_or<kPart, /*kConstant=*/true>(weight_, column, 1), w);
     if constexpr (kBias) {
-      unpack(kBoth ? load_whole<kPart>(bias_ + column) : load_or<kPart>(bias_, column, 0), b);
+      unpack(kBoth ? load_whole<kPart>(bias_ + column) : load_or<kPart, /*kConstant=*/true>(bias_, column, 0), b);
     }
   }
 
