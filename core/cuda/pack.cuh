@@ -168,11 +168,12 @@ __device__ Pack<T, V> load_constant(const T* from) {
   return pack;
 }
 
-/// Loads V columns of a row, from `column` on. If the row is null, all are `absent`. kConstant: see load_constant().
-template <int V, bool kConstant = false, class T>
+/// Loads V columns of a row that no thread writes while the kernel runs, from `column` on. If the row is null, all are
+/// `absent`.
+template <int V, class T>
 __device__ Pack<T, V> load_or(const T* row, std::int64_t column, float absent) {
   if (row != nullptr) {
-    return kConstant ? load_constant<V>(row + column) : load<V>(row + column);
+    return load_constant<V>(row + column);
   }
   Pack<T, V> pack;
 #pragma unroll

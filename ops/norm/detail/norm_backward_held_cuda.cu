@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
         S w[V];
         unpack(packs[0], x_hat);
         unpack(packs[1], g);
-        unpack(load_or<V, /*kConstant=*/true>(a.weight, column, 1), w);
+        unpack(load_or<V>(a.weight, column, 1), w);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           x_hat[j] = statistics.x_hat(x_hat[j]);

@@ -200,7 +200,7 @@ __device__ void load_weights(const W* weight, std::int64_t columns, Pack<W, V> (
   for_columns<L, V>(columns, [&](int i, int column, bool inside) {
     packs[i] = {};
     if (inside) {
-      packs[i] = load_or<V, /*kConstant=*/true>(weight, column, 1);
+      packs[i] = load_or<V>(weight, column, 1);
     }
   });
 }

@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
       S w[V];
       S b[V] = {};
       row.differences(pack[0], x);
-      unpack(load_or<V, /*kConstant=*/true>(a.weight, column, 1), w);
+      unpack(load_or<V>(a.weight, column, 1), w);
       if constexpr (N::kCentered) {
-        unpack(load_or<V, /*kConstant=*/true>(a.bias, column, 0), b);
+        unpack(load_or<V>(a.bias, column, 0), b);
       }
 #pragma unroll
       for (int j = 0; j < V; ++j) {

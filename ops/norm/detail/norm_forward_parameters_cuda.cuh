@@ -125,9 +125,9 @@ class SharedParameters {
     const int threads = blockDim.x * blockDim.y;
 #pragma unroll 1
     for (int column = thread * kPart; column < columns; column += threads * kPart) {
-      store(shared + place(column), load_or<kPart>(weight, column, 1));
+      store(shared + place(column), part_of(weight, column, 1));
       if constexpr (kBias) {
-        store(shared + padded(columns) + place(column), load_or<kPart>(bias, column, 0));
+        store(shared + padded(columns) + place(column), part_of(bias, column, 0));
       }
     }
   }
@@ -147,6 +147,11 @@ class SharedParameters {
   }
 
  private:
+  // An ordinary load: the compiler would move load_or() out of the loop, and spill registers.
+  __device__ static Pack<W, kPart> part_of(const W* parameter, int column, float absent) {
+    return parameter == nullptr ? load_or<kPart, W>(nullptr, 0, absent) : load<kPart>(parameter + column);
+  }
+
   static __host__ __device__ int padded(int columns) { return (columns + kWarp * V - 1) / (kWarp * V) * (kWarp * V); }
 
   // The index in shared memory of the part that begins at `column`.
@@ -214,9 +219,9 @@ class GlobalParameters {
   template <bool kBoth, class S>
   __device__ void at(int i, int part, S (&w)[kPart], S (&b)[kPart], int) const {
     const int column = i * kStep + part;
-    unpack(kBoth ? load_whole<kPart>(weight_ + column) : load_or<kPart, /*kConstant=*/true>(weight_, column, 1), w);
+    unpack(kBoth ? load_whole<kPart>(weight_ + column) : load_or<kPart>(weight_, column, 1), w);
     if constexpr (kBias) {
-      unpack(kBoth ? load_whole<kPart>(bias_ + column) : load_or<kPart, /*kConstant=*/true>(bias_, column, 0), b);
+      unpack(kBoth ? load_whole<kPart>(bias_ + column) : load_or<kPart>(bias_, column, 0), b);
     }
   }
 
