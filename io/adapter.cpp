@@ -24,30 +24,32 @@ constexpr std::string_view kUp = ".lora_B.weight";
 // With an adapter of the head, PEFT also saves the weight below.
 constexpr std::string_view kBelow = ".base_layer.weight";
 
-constexpr std::string_view kPrefix = "base_model.model.";  // PEFT's, before transformers' name of a layer
+constexpr std::string_view kAdapterPrefix = "base_model.model.";  // PEFT's, before transformers' name of a layer
 
 // What transformers' names of a model's layers have before mica's, except for the head.
 std::string_view inner_prefix_of(const nn::GPT&) { return "transformer."; }
 std::string_view inner_prefix_of(const nn::Llama&) { return ""; }
 std::string_view inner_prefix_of(const nn::Bert&) { return ""; }
 
-constexpr std::string_view kHead = "lm_head";
+constexpr std::string_view kHeadLayer = "lm_head";
 
 // transformers' name of a layer.
 template <class Model>
 std::string target_of(const Model& model, const std::string& layer) {
-  return layer == kHead ? layer : std::string(inner_prefix_of(model)) + layer;
+  return layer == kHeadLayer ? layer : std::string(inner_prefix_of(model)) + layer;
 }
 
 // The layer whose tensor has this name in a file, without `ending`; empty if there is none.
 template <class Model>
 std::string layer_of(const Model& model, std::string_view name, std::string_view ending) {
-  if (!name.starts_with(kPrefix) || !name.ends_with(ending) || name.size() < kPrefix.size() + ending.size()) {
+  if (!name.starts_with(kAdapterPrefix) || !name.ends_with(ending) ||
+      name.size() < kAdapterPrefix.size() + ending.size()) {
     return "";
   }
-  const std::string_view target = name.substr(kPrefix.size(), name.size() - kPrefix.size() - ending.size());
+  const std::string_view target =
+      name.substr(kAdapterPrefix.size(), name.size() - kAdapterPrefix.size() - ending.size());
   const std::string_view inner = inner_prefix_of(model);
-  return target == kHead             ? std::string(target)
+  return target == kHeadLayer        ? std::string(target)
          : target.starts_with(inner) ? std::string(target.substr(inner.size()))
                                      : "";
 }
@@ -91,7 +93,7 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
     check(own.rank == options.rank && own.alpha == options.alpha && own.dropout == options.dropout,
           "save_adapter: expected all adapters to have the same rank, alpha and dropout, but those of {} differ", name);
     const std::string target = target_of(model, name);
-    const std::string full = std::string(kPrefix) + target;
+    const std::string full = std::string(kAdapterPrefix) + target;
     state[full + std::string(kDown)] = layer->lora_a.detach();
     state[full + std::string(kUp)] = layer->lora_b.detach();
     targets.push_back({target});

@@ -82,13 +82,13 @@ bool is_transposed(const Layout& layout, std::string_view name, const Tensor& te
          ends_with_any(name, ".c_attn.weight", ".c_proj.weight", ".c_fc.weight");
 }
 
-constexpr std::string_view kHead = "lm_head.weight";
+constexpr std::string_view kHeadWeight = "lm_head.weight";
 
 std::string own_name(const Layout& layout, bool lacks_prefix, std::string name) {
   if (!layout.prefix.empty() && name.starts_with(layout.prefix)) {
     name.erase(0, layout.prefix.size());
   }
-  if (lacks_prefix && name != kHead) {
+  if (lacks_prefix && name != kHeadWeight) {
     name.insert(0, layout.own_prefix);
   }
   // The first BERT files were converted from TensorFlow, with its names.
@@ -118,10 +118,10 @@ StateDict own_state(const Layout& layout, bool tied_head, const StateDict& files
   Tensor head;
   for (const auto& [file_name, tensor] : tensors) {
     const std::string name = own_name(layout, lacks_prefix, file_name);
-    if (tied_head && name == kHead) {
+    if (tied_head && name == kHeadWeight) {
       head = tensor;
     }
-    if (is_obsolete(name) || (tied_head && name == kHead)) {
+    if (is_obsolete(name) || (tied_head && name == kHeadWeight)) {
       continue;
     }
     // A transposed view: load_state_dict copies tensors that are not contiguous.
@@ -138,9 +138,9 @@ StateDict own_state(const Layout& layout, bool tied_head, const StateDict& files
   if (!is_new && !is_same(head, embedding->second)) {
     check(!options.strict,
           "{}: \"tie_word_embeddings\" says that the head is the embedding, but the files have another tensor \"{}\"",
-          what, kHead);
+          what, kHeadWeight);
     if (options.differences != nullptr) {
-      options.differences->unexpected.emplace_back(kHead);
+      options.differences->unexpected.emplace_back(kHeadWeight);
     }
   }
   return result;
@@ -206,7 +206,7 @@ PretrainedModel build(Config config, const StateDict& files, const LoadOptions& 
   if (options.differences != nullptr) {
     const StateDict own = model.state_dict();
     for (const auto& [name, tensor] : own) {
-      if (!state.contains(name) && !(has_tied_head(config) && name == kHead)) {
+      if (!state.contains(name) && !(has_tied_head(config) && name == kHeadWeight)) {
         options.differences->missing.push_back(name);
       }
     }
@@ -282,7 +282,7 @@ StateDict file_state(const nn::GPT& model, const char* op) {
   check_plain(state, op);
   StateDict result;
   for (const auto& [name, tensor] : state) {
-    if (name != kHead) {
+    if (name != kHeadWeight) {
       result.emplace(std::string(layout.prefix) + name,
                      is_transposed(layout, name, tensor) ? transpose(tensor, 0, 1) : tensor);
     }
@@ -293,7 +293,7 @@ StateDict file_state(const nn::Llama& model, const char* op) {
   StateDict result = model.state_dict();
   check_plain(result, op);
   if (model.config.tied_head) {
-    result.erase(std::string(kHead));
+    result.erase(std::string(kHeadWeight));
   }
   return result;
 }

@@ -8,7 +8,15 @@ namespace {
 
 constexpr std::int64_t kShortRow = 256;
 
-using namespace norm_backward_kernels;
+using norm_backward_kernels::by_block;
+using norm_backward_kernels::by_cluster;
+using norm_backward_kernels::by_lanes;
+using norm_backward_kernels::DroppedSumsOf16Bits;
+using norm_backward_kernels::Of16Bits;
+using norm_backward_kernels::OfFloat32;
+using norm_backward_kernels::SumsOf16Bits;
+using norm_backward_kernels::SumsOfFloat32;
+using rows::Group;
 using rows::kPersistentBlocks;
 using rows::persistent_blocks;
 

@@ -10,7 +10,20 @@ namespace mica::kernels {
 
 namespace {
 
-using namespace norm_forward_kernels;
+using norm_forward_kernels::HeldOf16Bits;
+using norm_forward_kernels::HeldOfFloat32;
+using norm_forward_kernels::HeldOfFloat32NotCentered;
+using norm_forward_kernels::HeldOfFloat64;
+using norm_forward_kernels::HeldSumsOf16Bits;
+using norm_forward_kernels::HeldSumsOfFloat32;
+using norm_forward_kernels::HeldUnaligned;
+using norm_forward_kernels::ShortOf16Bits;
+using norm_forward_kernels::ShortOfFloat32;
+using norm_forward_kernels::ShortOfFloat32NotCentered;
+using rows::by_block;
+using rows::by_cluster;
+using rows::by_lanes;
+using rows::by_warp;
 using rows::Group;
 using rows::kPersistentBlocks;
 using rows::RowKernel;

@@ -80,7 +80,11 @@ constexpr bool has_schedule(const NormForwardKind& k, const rows::RowKernel& sha
 // The kernels, by the size of an element in bytes.
 namespace norm_forward_kernels {
 
-using namespace rows;
+using rows::by_block;
+using rows::by_cluster;
+using rows::by_lanes;
+using rows::by_warp;
+using rows::Kernels;
 
 using ShortOf16Bits =
     Kernels<by_lanes(8, 1), by_lanes(8, 2), by_lanes(8, 3), by_lanes(16, 2), by_lanes(16, 3), by_warp(2)>;
