@@ -41,33 +41,6 @@ __device__ void store_whole(void* to, const P& pack) {
   }
 }
 
-/// Stores the first `count` elements of a pack of 16 bytes or, if `last`, the last ones; count < V. There is one store
-/// for each bit of `count`: 2-byte elements take up to 3 stores, of 8, 4 and 2 bytes.
-template <class T, int V>
-__device__ void store_part(T* to, const Pack<T, V>& pack, int count, bool last) {
-  static_assert(sizeof(pack) == 16 && (V == 4 || V == 8));
-  const uint4& words = reinterpret_cast<const uint4&>(pack);
-  // The word with the element at `place`.
-  const auto word_at = [&](int place) {
-    const bool odd = (place & V / 4) != 0;
-    return (place & V / 2) != 0 ? (odd ? words.w : words.z) : (odd ? words.y : words.x);
-  };
-  if ((count & V / 2) != 0) {
-    const uint2 half = last ? make_uint2(words.z, words.w) : make_uint2(words.x, words.y);
-    *reinterpret_cast<uint2*>(to + (last ? V / 2 : 0)) = half;
-  }
-  if ((count & V / 4) != 0) {
-    const int place = last ? V - (count & -(V / 4)) : count & V / 2;
-    *reinterpret_cast<unsigned*>(to + place) = word_at(place);
-  }
-  if constexpr (V == 8) {
-    if ((count & 1) != 0) {
-      const int place = last ? V - count : count - 1;
-      *reinterpret_cast<std::uint16_t*>(to + place) = static_cast<std::uint16_t>(word_at(place) >> (last ? 16 : 0));
-    }
-  }
-}
-
 /// Loads data that is read only once. Packs of 16 bytes bypass the L1 cache.
 template <int V, class T>
 __device__ Pack<T, V> load_streaming(const T* from) {

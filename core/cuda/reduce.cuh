@@ -24,12 +24,4 @@ __device__ S sum_lanes(S value) {
   return reduce_lanes<kLanes>(value, [](S a, S b) { return a + b; });
 }
 
-/// The sums of a and of b over a warp: the lower 16 lanes get the sum of a, the upper ones that of b.
-template <class S>
-__device__ S sum_pair(S a, S b) {
-  const bool upper = threadIdx.x % kWarp >= kWarp / 2;
-  const S mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kWarp / 2);
-  return sum_lanes<kWarp / 2>(mine);
-}
-
 }  // namespace mica::cuda

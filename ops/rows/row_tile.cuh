@@ -59,8 +59,6 @@ class RowTile {
     for (auto& word : tile_) {
       if constexpr (std::is_same_v<Word, uint4>) {
         word = make_uint4(word.x | zero, word.y | zero, word.z | zero, word.w | zero);
-      } else if constexpr (std::is_same_v<Word, uint2>) {
-        word = make_uint2(word.x | zero, word.y | zero);
       } else if constexpr (std::is_same_v<Word, unsigned>) {
         word |= zero;
       }
@@ -69,7 +67,7 @@ class RowTile {
 
  private:
   // 16-bit elements are kept as 32-bit words, since the compiler would unpack single elements right after loading them.
-  using Narrow = std::conditional_t<V == 8, uint4, std::conditional_t<V == 4, uint2, unsigned>>;
+  using Narrow = std::conditional_t<V == 8, uint4, unsigned>;
   using Word =
       std::conditional_t<!kPacked, Pack<S, V>, std::conditional_t<sizeof(T) == 2 && V != 1, Narrow, Pack<T, V>>>;
   static_assert(!kPacked || sizeof(Word) == sizeof(Pack<T, V>));

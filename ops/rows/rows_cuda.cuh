@@ -24,10 +24,8 @@ using cuda::load_streaming;
 using cuda::Pack;
 using cuda::pack_of;
 using cuda::store;
-using cuda::store_part;
 using cuda::store_whole;
 using cuda::sum_lanes;
-using cuda::sum_pair;
 using cuda::unpack;
 using cuda::with_pack_size;
 
@@ -56,13 +54,6 @@ template <class... Operands>
 int alignment_of(const Operands&... operands) {
   const std::uintptr_t bits = (std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(address_of(operands)));
   return static_cast<int>(bits & (~bits + 1));
-}
-
-/// Whether tensors, if they are defined, begin at the same place in a sector of 32 bytes.
-template <class... Tensors>
-bool alike_in_sectors(const Tensor& first, const Tensors&... others) {
-  const auto place = [](const Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.raw_data()) % 32; };
-  return ((!others.defined() || place(others) == place(first)) && ...);
 }
 
 /// Whether rows can be read in packs of 16 bytes in all defined tensors, since they begin and end at multiples of 16.

@@ -22,15 +22,12 @@ struct Place {
   std::int64_t row;
   std::int64_t begin;  // the first column
   int columns;         // how many; 0: the thread has no row
-  int rank;            // the block's rank in its cluster
 
   __device__ Place(const RowPlan& plan, std::int64_t rows, std::int64_t row_columns) {
     if constexpr (kGroup == Group::cluster) {
-      rank = cuda::cluster_rank();
       row = blockIdx.x / plan.cluster;
-      begin = std::int64_t{rank} * plan.slab;
+      begin = std::int64_t{cuda::cluster_rank()} * plan.slab;
     } else {
-      rank = 0;
       row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
       begin = 0;
     }
