@@ -7,8 +7,8 @@
 #define EIGEN_DONT_PARALLELIZE
 #include <functional>
 
-#include <mica/ops/matmul/detail/few_rows.h>
-#include <mica/ops/matmul/detail/gemm_cpu.h>
+#include <mica/ops/gemm/few_rows.h>
+#include <mica/ops/gemm/gemm_cpu.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
 

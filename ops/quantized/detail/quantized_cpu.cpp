@@ -9,7 +9,7 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/half_cpu.h>
-#include <mica/ops/matmul/detail/gemm_cpu.h>
+#include <mica/ops/gemm/gemm_cpu.h>
 #include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>

@@ -5,6 +5,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
+#include <mica/ops/gemm/tile_order.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
 // The kernels for all GPUs and all strides: one for 16-bit floats, with tensor cores, and one for other dtypes,
@@ -21,7 +22,7 @@ constexpr int kGroup = 8;  // rows of tiles in a group (TileOrder)
 
 /// Sizes of a product, whose output is divided into tiles, one per block.
 struct Product {
-  TileOrder order;
+  gemm::TileOrder order;
   std::int64_t rows;     // M
   std::int64_t columns;  // N
   std::int64_t depth;    // K
@@ -30,7 +31,7 @@ struct Product {
 Product product_of(const TiledMatmulArgs& args, int tile_rows, int tile_columns) {
   const std::int64_t m = args.y.size(0);
   const std::int64_t n = args.y.size(1);
-  return {.order = {.rows = parts_of(m, tile_rows), .columns = parts_of(n, tile_columns), .group = kGroup},
+  return {.order = {.rows = gemm::parts_of(m, tile_rows), .columns = gemm::parts_of(n, tile_columns), .group = kGroup},
           .rows = m,
           .columns = n,
           .depth = args.a.size(1)};
@@ -60,7 +61,7 @@ struct Source {
   std::int64_t step;
   bool packs;  // whether lines are contiguous and can be read in aligned packs of 16 bytes
 
-  Source(const Tensor& x, const Matrix& m)
+  Source(const Tensor& x, const OperandLayout& m)
       : data(reinterpret_cast<const Bits*>(x.raw_data())),
         lines(m.lines),
         length(m.length),
@@ -133,9 +134,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     tiled_matmul_mma_kernel(const Source a, const Source b, T* y, const Product product, float slope) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto* const stages = reinterpret_cast<Stage<kA, kB>*>(memory);
-  const TileOrder::Place place = product.order.place(blockIdx.x);
-  const std::int64_t row = std::int64_t{place.row} * kTile;
-  const std::int64_t column = std::int64_t{place.column} * kTile;
+  const gemm::TileOrder::Position position = product.order.position(blockIdx.x);
+  const std::int64_t row = std::int64_t{position.row} * kTile;
+  const std::int64_t column = std::int64_t{position.column} * kTile;
   const int warp = threadIdx.x / 32;
   const int warp_row = warp / kWarpsAcross * kWarpRows;
   const int warp_column = warp % kWarpsAcross * kWarpColumns;
@@ -214,8 +215,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <class T>
 void multiply_mma(const TiledMatmulArgs& args) {
-  const Matrix a = matrix_of(args.a);
-  const Matrix b = matrix_of(args.b);
+  const OperandLayout a = gemm::layout_of(args.a);
+  const OperandLayout b = gemm::layout_of(args.b);
   const Product product = product_of(args, kTile, kTile);
   on_lines(a, b, [&]<Lines kA, Lines kB>() {
     cuda::Launch(product.order.size(), kThreads, kStages * sizeof(Stage<kA, kB>))
@@ -247,9 +248,9 @@ __global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
     tiled_matmul_fma_kernel(const Strided<T> a, const Strided<T> b, T* y, const Product product, T slope) {
   __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // padded, so that the elements of a column are in different banks
   __shared__ T b_piece[kPlainPiece][kPlainTile + 1];
-  const TileOrder::Place place = product.order.place(blockIdx.x);
-  const std::int64_t row = std::int64_t{place.row} * kPlainTile;
-  const std::int64_t column = std::int64_t{place.column} * kPlainTile;
+  const gemm::TileOrder::Position position = product.order.position(blockIdx.x);
+  const std::int64_t row = std::int64_t{position.row} * kPlainTile;
+  const std::int64_t column = std::int64_t{position.column} * kPlainTile;
   const int i = threadIdx.x / kSide;
   const int j = threadIdx.x % kSide;
   T sums[kEach][kEach] = {};
@@ -306,7 +307,7 @@ bool is_worth_copies(const TiledMatmulArgs& args) {
 /// A new matrix of x's shape for the sm90 kernel: row- or column-major like x, with rows or columns aligned to 16
 /// bytes.
 Tensor aligned_like(const Tensor& x) {
-  const Matrix m = matrix_of(x);
+  const OperandLayout m = gemm::layout_of(x);
   const std::int64_t leading = (m.length + kPack - 1) / kPack * kPack;
   const Tensor lines = empty({m.lines, leading}, x.dtype(), x.device());
   return as_strided(lines, x.shape(), m.lines_are_rows ? Strides{leading, 1} : Strides{1, leading}, 0);

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include <mica/core/dtype.h>
-#include <mica/ops/matmul/detail/gemm_matrix.h>
+#include <mica/ops/gemm/matrix.h>
 
 namespace mica::gemm {
 

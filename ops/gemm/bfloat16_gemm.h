@@ -2,8 +2,8 @@
 
 // The product of two bfloat16 matrices on CPUs with a Bfloat16Unit.
 
-#include <mica/ops/matmul/detail/bfloat16_tiles.h>
-#include <mica/ops/matmul/detail/gemm_matrix.h>
+#include <mica/ops/gemm/bfloat16_tiles.h>
+#include <mica/ops/gemm/matrix.h>
 
 namespace mica::gemm {
 

@@ -1,27 +1,33 @@
 #pragma once
 
-// Code shared by the matrix products for compute capability 9.0. The kernel is persistent: a thread block computes one
-// tile of the output after the other.
+// The loop of a matrix product on compute capability 9.0. One thread loads pieces of the operands into a ring of stages
+// in shared memory, two warpgroups multiply them:
 //
 //     producer (a thread of warpgroup 0)     global memory ── TMA ──▶ stage 0 | stage 1 | … in shared memory, a ring
-//     consumers (warpgroups 1 and 2)         stages ── wgmma ──▶ accumulators ── epilogue ──▶ global memory
+//     consumers (warpgroups 1 and 2)         stages ── wgmma ──▶ accumulators ──▶ epilogue (kernel_sm90.cuh)
 //
 // A stage holds a piece of a and a piece of b: kDepth elements of K for all rows or columns of the tile. Two or four
 // blocks can form a cluster. Its blocks whose tiles are vertically adjacent need the same piece of b; each loads a part
 // of it into the shared memory of all of them (multicast). Horizontally adjacent blocks share the piece of a likewise.
 
-#include <mica/core/cuda/launch.h>
+#include <algorithm>
+#include <cstdint>
+
+#include <mica/core/cuda/device.h>
 #include <mica/core/cuda/ring.cuh>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/core/cuda/wgmma.cuh>
-#include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
+#include <mica/ops/gemm/operand_layout.h>
+#include <mica/ops/gemm/tile_order.cuh>
 
-namespace mica::kernels::tiles {
+namespace mica::gemm {
 
+using cuda::Lines;
 using cuda::Ring;
 
 inline constexpr int kTileRows = 128;
-inline constexpr int kDepth = 64;  // elements of K in a piece: 128 bytes, the length of a swizzled line
+inline constexpr int kDepth = 64;     // elements of K in a piece: 128 bytes, the length of a swizzled line
+inline constexpr int kHalfRows = 64;  // rows of a wgmma instruction: half of a tile's
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
@@ -30,6 +36,7 @@ inline constexpr int kChunk = 64;                        // elements of a line
 inline constexpr int kChunkBytes = kChunk * kLineBytes;  // 64 lines
 inline constexpr int kGroupRows = 1024;                  // rows of the output in a group of tiles (TileOrder)
 
+/// The size of a tile, of the ring and of the cluster.
 template <int kTileColumns, int kStages_, int kClusterRows_, int kClusterColumns_ = 1>
 struct Plan {
   static constexpr int kColumns = kTileColumns;
@@ -61,7 +68,6 @@ struct Stages {
 struct Sizes {
   TileOrder order;  // of the clusters' tiles, each of which has a tile for every block
   int pieces;       // number of pieces that K is cut into
-  int columns;      // N
 };
 
 template <class P>
@@ -69,42 +75,26 @@ Sizes sizes_of(std::int64_t m, std::int64_t n, std::int64_t k) {
   return {.order = {.rows = parts_of(m, P::kClusterRows * kTileRows),
                     .columns = parts_of(n, P::kClusterColumns * P::kColumns),
                     .group = kGroupRows / (P::kClusterRows * kTileRows)},
-          .pieces = parts_of(k, kDepth),
-          .columns = static_cast<int>(n)};
+          .pieces = parts_of(k, kDepth)};
 }
 
-/// The tensor map (TMA descriptor) of a matrix, for boxes of `box_lines` lines.
-inline CUtensorMap map_of(const Tensor& x, const Matrix& lines, int box_lines) {
+/// Whether the copy engine can read or write x.
+inline bool fits_tensor_map(const Tensor& x) {
+  const OperandLayout m = layout_of(x);
+  return m.step == 1 && m.leading >= m.length &&
+         cuda::fits_tensor_map(x.dtype(), x.raw_data(), m.lines, m.length, m.leading);
+}
+
+/// The tensor map (TMA descriptor) of a matrix, for boxes of `box_lines` lines and kChunk elements.
+inline CUtensorMap map_of(const Tensor& x, int box_lines) {
+  const OperandLayout m = layout_of(x);
   return cuda::swizzled_tensor_map({.dtype = x.dtype(),
                                     .data = x.raw_data(),
-                                    .lines = lines.lines,
-                                    .length = lines.length,
-                                    .leading = lines.leading,
+                                    .lines = m.lines,
+                                    .length = m.length,
+                                    .leading = m.leading,
                                     .box_lines = static_cast<std::uint32_t>(box_lines),
                                     .box_length = kChunk});
-}
-template <class P, Lines kA>
-CUtensorMap map_of_a(const Tensor& a) {
-  return map_of(a, matrix_of(a), kA == Lines::depth ? P::kAShare : kDepth);
-}
-template <class P, Lines kB>
-CUtensorMap map_of_b(const Tensor& b) {
-  return map_of(b, matrix_of(b), kB == Lines::depth ? P::kBShare : kDepth);
-}
-
-/// The number of blocks to launch.
-template <class P>
-int blocks_for(const Sizes& sizes) {
-  return std::min(sizes.order.size(), cuda::multiprocessor_count() / P::kCluster) * P::kCluster;
-}
-
-/// Initializes the barriers. `readers` is the number of warpgroups per block that read each stage.
-template <class P>
-__device__ void init_stages(Stages<P>& stages, int readers) {
-  for (int stage = 0; stage < P::kStages; ++stage) {
-    cuda::init_barrier(&stages.full[stage], 1);
-    cuda::init_barrier(&stages.empty[stage], P::kNeighbors * readers);
-  }
 }
 
 /// The block's rank in its cluster.
@@ -122,17 +112,17 @@ struct Corner {
 /// The corner of this block's tile, if the cluster processes item `number` of the order.
 template <class P>
 __device__ Corner corner_of(const Sizes& sizes, int number) {
-  const TileOrder::Place place = sizes.order.place(number);
+  const TileOrder::Position position = sizes.order.position(number);
   const int rank = rank_of_block<P>();
-  return {(place.row * P::kClusterRows + rank / P::kClusterColumns) * kTileRows,
-          (place.column * P::kClusterColumns + rank % P::kClusterColumns) * P::kColumns};
+  return {(position.row * P::kClusterRows + rank / P::kClusterColumns) * kTileRows,
+          (position.column * P::kClusterColumns + rank % P::kClusterColumns) * P::kColumns};
 }
 
 /// Copies a box into the shared memory of all blocks in the mask `blocks` (multicast), or of this block if there is no
 /// cluster.
 template <class P>
-__device__ void load_shared(void* to, const CUtensorMap* map, int element, int line, std::uint64_t* barrier,
-                            std::uint16_t blocks) {
+__device__ void load_box(void* to, const CUtensorMap* map, int element, int line, std::uint64_t* barrier,
+                         std::uint16_t blocks) {
   if constexpr (P::kCluster > 1) {
     cuda::load_tile(to, map, element, line, barrier, blocks);
   } else {
@@ -140,58 +130,88 @@ __device__ void load_shared(void* to, const CUtensorMap* map, int element, int l
   }
 }
 
-/// Loads this block's share of a piece of b: the columns from `column` on.
-template <class P, Lines kB>
-__device__ void load_share_of_b(unsigned char* to, const CUtensorMap* map, int k, int column, std::uint64_t* full,
-                                std::uint16_t blocks) {
-  if constexpr (kB == Lines::depth) {
-    load_shared<P>(to, map, k, column, full, blocks);
+/// Loads kRows rows of a (columns of b) of a piece, from `row` and `k` on.
+template <class P, Lines kLines, int kRows>
+__device__ void load_piece(unsigned char* to, const CUtensorMap* map, int k, int row, std::uint64_t* full,
+                           std::uint16_t blocks) {
+  if constexpr (kLines == Lines::depth) {
+    load_box<P>(to, map, k, row, full, blocks);
   } else {
-    for (int chunk = 0; chunk < P::kBShare / kChunk; ++chunk) {
-      load_shared<P>(to + chunk * kChunkBytes, map, column + chunk * kChunk, k, full, blocks);
+    for (int chunk = 0; chunk < kRows / kChunk; ++chunk) {
+      load_box<P>(to + chunk * kChunkBytes, map, row + chunk * kChunk, k, full, blocks);
     }
   }
 }
 
-/// The producer's loop: loads all pieces of all tiles of this block, each as soon as its stage is empty. load_b(to, k,
-/// corner, share, full, blocks) loads the share of b that begins at column `share` of the tile. Runs in one thread.
-template <class P, Lines kA, class F>
-__device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const Sizes& sizes, const F& load_b) {
+/// Two matrices, each with lines along K or along the rows of a and the columns of b.
+template <class P, Lines kA_, Lines kB_>
+struct MatrixOperands {
+  static constexpr Lines kA = kA_;
+  static constexpr Lines kB = kB_;
+  static constexpr bool kIsDependent = false;
+  CUtensorMap a;
+  CUtensorMap b;
+
+  MatrixOperands(const Tensor& a_matrix, const Tensor& b_matrix)
+      : a(map_of(a_matrix, kA == Lines::depth ? P::kAShare : kDepth)),
+        b(map_of(b_matrix, kB == Lines::depth ? P::kBShare : kDepth)) {}
+
+  __device__ void load_a(unsigned char* to, int k, int row, std::uint64_t* full, std::uint16_t blocks) const {
+    load_piece<P, kA, P::kAShare>(to, &a, k, row, full, blocks);
+  }
+  __device__ void load_b(unsigned char* to, int k, int column, std::uint64_t* full, std::uint16_t blocks) const {
+    load_piece<P, kB, P::kBShare>(to, &b, k, column, full, blocks);
+  }
+};
+
+/// The producer's loop: loads all pieces of all tiles of this block, each as soon as its stage is empty. If the kernel
+/// is a dependent launch, b does not depend on the previous kernel, and its first pieces are loaded before that ends.
+/// Runs in one thread.
+template <class P, class Operands>
+__device__ void produce(Stages<P>& stages, const Operands& operands, const Sizes& sizes) {
   const int rank = rank_of_block<P>();
   const int row_in_cluster = rank / P::kClusterColumns;
   const int column_in_cluster = rank % P::kClusterColumns;
-  const auto of_row = static_cast<std::uint16_t>(P::kRowMask << (row_in_cluster * P::kClusterColumns));
-  const auto of_column = static_cast<std::uint16_t>(P::kColumnMask << column_in_cluster);
+  const auto blocks_of_row = static_cast<std::uint16_t>(P::kRowMask << (row_in_cluster * P::kClusterColumns));
+  const auto blocks_of_column = static_cast<std::uint16_t>(P::kColumnMask << column_in_cluster);
   const int share_of_a = column_in_cluster * P::kAShare;
   const int share_of_b = row_in_cluster * P::kBShare;
+  const auto expect = [&](int stage) { cuda::arrive_expecting(&stages.full[stage], P::kABytes + P::kBBytes); };
+  const auto load_a = [&](int stage, int piece, const Corner& corner) {
+    operands.load_a(stages.a[stage] + share_of_a * kLineBytes, piece * kDepth, corner.row + share_of_a,
+                    &stages.full[stage], blocks_of_row);
+  };
+  const auto load_b = [&](int stage, int piece, const Corner& corner) {
+    operands.load_b(stages.b[stage] + share_of_b * kLineBytes, piece * kDepth, corner.column + share_of_b,
+                    &stages.full[stage], blocks_of_column);
+  };
   Ring<P::kStages> ring;
-  for (int number = blockIdx.x / P::kCluster; number < sizes.order.size(); number += gridDim.x / P::kCluster) {
+  int piece = 0;
+  if constexpr (Operands::kIsDependent) {
+    static_assert(P::kCluster == 1);
+    const int early = min(sizes.pieces, P::kStages);
+    const Corner first = corner_of<P>(sizes, static_cast<int>(blockIdx.x));
+    for (; piece < early; ++piece) {
+      expect(piece);
+      load_b(piece, piece, first);
+    }
+    cuda::wait_for_previous_kernel();
+    for (int stage = 0; stage < early; ++stage) {
+      load_a(stage, stage, first);
+    }
+    ring.skip(early);
+  }
+  const int step = static_cast<int>(gridDim.x) / P::kCluster;
+  for (int number = static_cast<int>(blockIdx.x) / P::kCluster; number < sizes.order.size();
+       number += step, piece = 0) {
     const Corner corner = corner_of<P>(sizes, number);
-    const int row = corner.row + share_of_a;
-    for (int piece = 0; piece < sizes.pieces; ++piece, ring.advance()) {
-      const int k = piece * kDepth;
-      std::uint64_t* const full = &stages.full[ring.stage];
+    for (; piece < sizes.pieces; ++piece, ring.advance()) {
       cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // returns immediately in the first round
-      cuda::arrive_expecting(full, P::kABytes + P::kBBytes);
-      unsigned char* const a = stages.a[ring.stage] + share_of_a * kLineBytes;
-      if constexpr (kA == Lines::depth) {
-        load_shared<P>(a, a_map, k, row, full, of_row);
-      } else {
-        for (int chunk = 0; chunk < P::kAShare / kChunk; ++chunk) {
-          load_shared<P>(a + chunk * kChunkBytes, a_map, row + chunk * kChunk, k, full, of_row);
-        }
-      }
-      load_b(stages.b[ring.stage] + share_of_b * kLineBytes, k, corner, share_of_b, full, of_column);
+      expect(ring.stage);
+      load_a(ring.stage, piece, corner);
+      load_b(ring.stage, piece, corner);
     }
   }
-}
-template <class P, Lines kA, Lines kB>
-__device__ void produce(Stages<P>& stages, const CUtensorMap* a_map, const CUtensorMap* b_map, const Sizes& sizes) {
-  produce<P, kA>(
-      stages, a_map, sizes,
-      [&](unsigned char* to, int k, const Corner& corner, int share, std::uint64_t* full, std::uint16_t blocks) {
-        load_share_of_b<P, kB>(to, b_map, k, corner.column + share, full, blocks);
-      });
 }
 
 /// The descriptor of an operand in one stage, for wgmma.
@@ -208,7 +228,12 @@ __device__ std::uint64_t descriptor(const void* tile) {
 template <class P>
 __device__ void release(Stages<P>& stages, int stage) {
   const int thread = threadIdx.x % kWarpgroup;
-  if (thread < P::kNeighbors) {
+  if (thread >= P::kNeighbors) {
+    return;
+  }
+  if constexpr (P::kCluster == 1) {
+    cuda::arrive(&stages.empty[stage]);
+  } else {
     const int rank = rank_of_block<P>();
     const int row = rank / P::kClusterColumns;
     const int column = rank % P::kClusterColumns;
@@ -220,16 +245,15 @@ __device__ void release(Stages<P>& stages, int stage) {
   }
 }
 
-/// A warpgroup multiplies all pieces of a tile, for kHalves times 64 rows; these begin at byte `first_row` of a stage's
-/// piece of a. Calls release(stages, stage) when a stage has been read, and issued() after the last wgmma has been
-/// issued, before waiting for it.
-template <class T, class P, Lines kA, Lines kB, int kHalves, class F, class Release>
+/// A warpgroup multiplies all pieces of a tile, for kHalves times 64 rows; these begin at line `first_line` of a
+/// stage's piece of a. Calls issued() after the last wgmma has been issued, before waiting for it.
+template <class T, class P, Lines kA, Lines kB, int kHalves, class F>
 __device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring,
-                              int pieces, int first_row, const F& issued, const Release& release) {
+                              int pieces, int first_line, const F& issued) {
   int last = 0;
   for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
     cuda::wait(&stages.full[ring.stage], ring.parity);
-    std::uint64_t a = descriptor<kA>(stages.a[ring.stage] + first_row);
+    std::uint64_t a = descriptor<kA>(stages.a[ring.stage] + first_line * kLineBytes);
     std::uint64_t b = descriptor<kB>(stages.b[ring.stage]);
     cuda::begin_products();
 #pragma unroll
@@ -244,7 +268,7 @@ __device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>
     cuda::commit_products();
     if (piece > 0) {
       cuda::wait_products<1>();
-      release(stages, last);
+      release<P>(stages, last);
     }
     last = ring.stage;
   }
@@ -254,7 +278,7 @@ __device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>
   for (int half = 0; half < kHalves; ++half) {
     cuda::pin(sums[half]);
   }
-  release(stages, last);
+  release<P>(stages, last);
 }
 
-}  // namespace mica::kernels::tiles
+}  // namespace mica::gemm

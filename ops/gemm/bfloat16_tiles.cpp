@@ -1,6 +1,6 @@
 #include <atomic>
 
-#include <mica/ops/matmul/detail/bfloat16_tiles.h>
+#include <mica/ops/gemm/bfloat16_tiles.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -1,4 +1,4 @@
-#include <mica/ops/matmul/detail/bfloat16_tiles.h>
+#include <mica/ops/gemm/bfloat16_tiles.h>
 
 // Compiled for AVX-512 and AMX (cmake/MicaTarget.cmake). Call these functions only on a CPU that has both. Include no
 // inline functions: the linker could use this file's copy of them in the rest of the library.

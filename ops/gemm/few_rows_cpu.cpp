@@ -8,7 +8,7 @@
 
 #include <mica/core/pack_cpu.h>
 #include <mica/core/parallel.h>
-#include <mica/ops/matmul/detail/few_rows.h>
+#include <mica/ops/gemm/few_rows.h>
 
 // There is one algorithm for each memory layout of b (K, N). R is the number of rows of a.
 //

@@ -6,7 +6,7 @@
 
 #include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
-#include <mica/ops/matmul/detail/bfloat16_gemm.h>
+#include <mica/ops/gemm/bfloat16_gemm.h>
 
 namespace mica::gemm {
 

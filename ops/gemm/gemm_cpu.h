@@ -17,8 +17,8 @@
 
 #include <mica/core/dtype.h>
 #include <mica/core/parallel.h>
-#include <mica/ops/matmul/detail/bfloat16_gemm.h>
-#include <mica/ops/matmul/detail/gemm_matrix.h>
+#include <mica/ops/gemm/bfloat16_gemm.h>
+#include <mica/ops/gemm/matrix.h>
 
 namespace mica::gemm {
 
