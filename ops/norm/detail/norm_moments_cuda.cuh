@@ -64,12 +64,7 @@ struct Moments {
   }
   template <int kLanes>
   __device__ Moments over_lanes() const {
-    S total;
-    if constexpr (kLanes == rows::kWarp) {
-      total = static_cast<S>(__reduce_add_sync(rows::kAllLanes, static_cast<int>(count)));
-    } else {
-      total = cuda::sum_lanes<kLanes>(count);
-    }
+    const S total = cuda::sum_lanes<kLanes>(count);
     const S all = cuda::sum_lanes<kLanes>(count * mean) * reciprocal(total);
     const S difference = mean - all;
     return {all, cuda::sum_lanes<kLanes>(fma(count * difference, difference, squares)), total};
