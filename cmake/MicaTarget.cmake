@@ -126,6 +126,13 @@ if(MICA_WITH_CUDA)
   set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)
   target_compile_options(mica PUBLIC $<${mica_cuda}:-std=c++20 --expt-relaxed-constexpr --extended-lambda>
                               PRIVATE $<${mica_cuda}:-Xcompiler=-Wall,-Wextra>)
+  # Machine code takes half of the space when it is compressed. The driver decompresses it when a kernel is loaded. Before
+  # CUDA 13, drivers need not know the smaller format.
+  set(mica_compress -Xfatbin=-compress-all)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    set(mica_compress --compress-mode=size)
+  endif()
+  target_compile_options(mica PRIVATE $<${mica_cuda}:${mica_compress}>)
   # An optimizer's step has the same bits for float32 parameters and float32 master weights, aligned or not, so the
   # compiler does not choose where to fuse a product and a sum.
   set_source_files_properties(optim/detail/adamw_cuda.cu optim/detail/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
