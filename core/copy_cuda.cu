@@ -1,3 +1,10 @@
+// Copies that change strides or dtypes; the others are cudaMemcpyAsync.
+//
+//     src, any strides ──> packs of 4 elements, or single ones ──> converted ──> dst, any strides
+//
+// copy_packed_kernel serves innermost axes that are contiguous in both tensors (or repeat one element of src),
+// copy_strided_kernel all others. copy_many_kernel copies up to 120 contiguous tensors in one launch.
+
 #include <cmath>
 
 #include <mica/core/copy_kernels.h>

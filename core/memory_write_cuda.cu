@@ -1,3 +1,10 @@
+// Writes small host memory to the device as a kernel's argument, which the launch copies:
+//
+//     host bytes ──> argument, up to 32 KB ──> write_kernel ──> device memory
+//
+// The host does not wait, as it would for cudaMemcpyAsync from pageable memory. There are variants for three sizes of
+// arguments, since a launch copies all of it.
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

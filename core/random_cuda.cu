@@ -1,3 +1,7 @@
+// Random tensors, the same numbers as on the CPU:
+//
+//     (seed, offset, thread) ──> Philox4x32-10: 128 bits ──> 2 or 4 neighboring elements, uniform, normal or integers
+
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/core/philox.h>

@@ -255,14 +255,19 @@ StateDict Module::state_dict() const {
   return result;
 }
 
-LoadDifferences Module::load_state_dict(const StateDict& state_dict, bool strict, bool assign) {
-  const NamedTensors own = entries_of(state());
-  std::unordered_map<const void*, std::pair<std::string, Tensor>> given;  // by tensor: the name and value to load
-  std::unordered_set<std::string> names;
-  LoadDifferences differences;
+namespace {
+
+// The values to load: by tensor, the name and the value.
+using GivenValues = std::unordered_map<const void*, std::pair<std::string, Tensor>>;
+
+// Entries that cannot be loaded, as lists of names.
+struct UnusableEntries {
   std::string misshapen, not_floating, differing;
+};
+
+GivenValues given_values(const NamedTensors& own, const StateDict& state_dict, bool assign, UnusableEntries& unusable) {
+  GivenValues given;
   for (const auto& [name, tensor] : own) {
-    names.insert(name);
     const auto at = state_dict.find(name);
     if (at == state_dict.end()) {
       continue;
@@ -270,19 +275,26 @@ LoadDifferences Module::load_state_dict(const StateDict& state_dict, bool strict
     const Tensor& value = at->second;
     check(value.defined(), "load_state_dict: \"{}\" is an undefined tensor", name);
     if (value.shape() != tensor.shape()) {
-      append(misshapen, fmt::format("{} (expected {}, got {})", name, tensor.shape(), value.shape()));
+      append(unusable.misshapen, fmt::format("{} (expected {}, got {})", name, tensor.shape(), value.shape()));
       continue;
     }
     if (assign && is_floating(tensor.dtype()) && !is_floating(value.dtype())) {
-      append(not_floating, fmt::format("{} ({})", name, value.dtype()));
+      append(unusable.not_floating, fmt::format("{} ({})", name, value.dtype()));
       continue;
     }
     const auto [first, is_new] = given.try_emplace(tensor.handle().get(), name, value);
     if (!is_new && !same_values(first->second.second, value)) {
-      append(differing, fmt::format("{} and {}", first->second.first, name));
+      append(unusable.differing, fmt::format("{} and {}", first->second.first, name));
     }
   }
+  return given;
+}
+
+LoadDifferences differences_of(const NamedTensors& own, const StateDict& state_dict, const GivenValues& given) {
+  LoadDifferences differences;
+  std::unordered_set<std::string> names;
   for (const auto& [name, tensor] : own) {
+    names.insert(name);
     if (!state_dict.contains(name) && !given.contains(tensor.handle().get())) {
       differences.missing.push_back(name);
     }
@@ -292,6 +304,11 @@ LoadDifferences Module::load_state_dict(const StateDict& state_dict, bool strict
       differences.unexpected.push_back(name);
     }
   }
+  return differences;
+}
+
+// Throws if anything is wrong, before anything is written.
+void check_loadable(const LoadDifferences& differences, const UnusableEntries& unusable, bool strict) {
   std::string problems;
   const auto report = [&problems](const char* what, const std::string& list) {
     if (!list.empty()) {
@@ -302,29 +319,25 @@ LoadDifferences Module::load_state_dict(const StateDict& state_dict, bool strict
     report("missing", fmt::format("{}", fmt::join(differences.missing, ", ")));
     report("unexpected", fmt::format("{}", fmt::join(differences.unexpected, ", ")));
   }
-  report("shape mismatch", misshapen);
-  report("expected a floating dtype", not_floating);
-  report("shared tensors with different values", differing);
+  report("shape mismatch", unusable.misshapen);
+  report("expected a floating dtype", unusable.not_floating);
+  report("shared tensors with different values", unusable.differing);
   check(problems.empty(), "load_state_dict: {}", problems);
+}
 
-  std::int64_t bytes = 0;
-  for (const auto& [key, value] : given) {
-    bytes += static_cast<std::int64_t>(value.second.bytes());
+void assign_values(const NamedTensors& own, GivenValues& given, ProgressTask& progress) {
+  for (auto& [key, value] : given) {
+    value.second = contiguous_data(value.second);
+    progress.advance(static_cast<std::int64_t>(value.second.bytes()));
   }
-  ProgressTask progress("loading the weights", bytes);
-  if (assign) {
-    for (auto& [key, value] : given) {
-      value.second = contiguous_data(value.second);
-      progress.advance(static_cast<std::int64_t>(value.second.bytes()));
+  for (const auto& [name, tensor] : own) {
+    if (const auto at = given.find(tensor.handle().get()); at != given.end()) {
+      tensor.set_data(at->second.second);
     }
-    for (const auto& [name, tensor] : own) {
-      if (const auto at = given.find(tensor.handle().get()); at != given.end()) {
-        tensor.set_data(at->second.second);
-      }
-    }
-    return differences;
   }
+}
 
+void copy_values(const NamedTensors& own, GivenValues& given, ProgressTask& progress) {
   // A value may be a view of a parameter or buffer that is written before the value is read.
   for (auto& [key, value] : given) {
     Tensor& source = value.second;
@@ -346,6 +359,26 @@ LoadDifferences Module::load_state_dict(const StateDict& state_dict, bool strict
       tensor.bump_version("load_state_dict");
       given.erase(at);
     }
+  }
+}
+
+}  // namespace
+
+LoadDifferences Module::load_state_dict(const StateDict& state_dict, bool strict, bool assign) {
+  const NamedTensors own = entries_of(state());
+  UnusableEntries unusable;
+  GivenValues given = given_values(own, state_dict, assign, unusable);
+  LoadDifferences differences = differences_of(own, state_dict, given);
+  check_loadable(differences, unusable, strict);
+  std::int64_t bytes = 0;
+  for (const auto& [key, value] : given) {
+    bytes += static_cast<std::int64_t>(value.second.bytes());
+  }
+  ProgressTask progress("loading the weights", bytes);
+  if (assign) {
+    assign_values(own, given, progress);
+  } else {
+    copy_values(own, given, progress);
   }
   return differences;
 }

@@ -2,6 +2,8 @@
 
 // Element-wise kernels; core/elementwise_cpu.h has the same function for the CPU. Included by .cu files only.
 //
+//     inputs, any strides ──> packs of 16 bytes, or single elements ──> f ──> outputs
+//
 // One kernel template serves every function. A thread processes units: packs of adjacent elements, moved in one access
 // of 16 bytes, or single elements at any offset. Indices have 32 bits; the host splits larger tensors into parts.
 

@@ -259,27 +259,10 @@ void Control::converse() {
   while (!ends) {
     wait_for_news(next_report);
     const double time = now();
-    if (time - last > std::max(2.0, 3 * beat)) {
-      // This process was suspended, and messages that the others sent meanwhile are still unread.
-      hub_heard_ = time;
-      if (judge_) {
-        judge_->forgive(time);
-      }
-    }
-    const double passed = std::min(time - last, 2 * beat);
-    bool leaving = false, closing = false;
-    {
-      const std::lock_guard lock(mutex_);
-      if (cut_) {
-        for (std::unique_ptr<Connection>& connection : connections_) {
-          connection = nullptr;
-        }
-      }
-      leaving = leaving_ && !left_;
-      closing = closing_;
-    }
-    unreported_ += passed;
+    forgive_suspension(time - last, time);
+    unreported_ += std::min(time - last, 2 * beat);
     last = time;
+    const auto [leaving, closing] = take_requests();
     if (time >= next_report || leaving) {
       report(std::exchange(unreported_, 0.0));
       next_report = time + beat;
@@ -293,48 +276,8 @@ void Control::converse() {
       }
       say(Type::leave, Writer().text(failure).take());
     }
-    if (rank_ == 0) {
-      for (int rank = 1; rank < size_; ++rank) {
-        hear(rank);
-      }
-      settle();
-      if (const std::optional<std::string>& verdict = judge_->verdict(now())) {
-        for (int rank = 1; rank < size_; ++rank) {
-          if (connections_[rank]) {
-            send(*connections_[rank], Type::verdict, Writer().text(*verdict).take());
-            connections_[rank]->flush();
-          }
-        }
-        pronounce(*verdict);
-        ends = true;
-      } else if (closing && judge_->all_left() && !judge_->has_suspicion()) {
-        for (int rank = 1; rank < size_; ++rank) {
-          if (connections_[rank]) {
-            send(*connections_[rank], Type::all_left, {});
-          }
-        }
-        ends = true;
-      }
-    } else {
-      hear(0);
-      if (!failed() && !all_left_) {
-        if (connections_[0] == nullptr) {
-          pronounce("rank 0 died, or the link to it broke: its connection was closed");
-        } else if (now() - hub_heard_ > options_.judge.silence) {
-          pronounce(fmt::format("rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost",
-                                options_.judge.silence));
-        }
-      }
-      ends = failed() || all_left_ || closing;
-    }
-    bool flushed = true;
-    for (const std::unique_ptr<Connection>& connection : connections_) {
-      if (connection) {
-        connection->flush();
-        flushed = flushed && connection->flushed();
-      }
-    }
-    if (leaving && flushed) {
+    ends = rank_ == 0 ? judge_others(closing) : heed_hub(closing);
+    if (flush_all() && leaving) {
       const std::lock_guard lock(mutex_);
       left_ = true;
       changed_.notify_all();
@@ -343,6 +286,81 @@ void Control::converse() {
   linger(rank_ == 0 ? 2 : 1);
   connections_.clear();
   journals_.clear();
+}
+
+// If more time has passed than between two beats, this process was suspended, and messages that the others sent
+// meanwhile are still unread.
+void Control::forgive_suspension(double passed, double time) {
+  if (passed > std::max(2.0, 3 * options_.judge.beat)) {
+    hub_heard_ = time;
+    if (judge_) {
+      judge_->forgive(time);
+    }
+  }
+}
+
+// What other threads have asked for. Cuts the connections if they asked for that.
+Control::Requests Control::take_requests() {
+  const std::lock_guard lock(mutex_);
+  if (cut_) {
+    for (std::unique_ptr<Connection>& connection : connections_) {
+      connection = nullptr;
+    }
+  }
+  return {.leaving = leaving_ && !left_, .closing = closing_};
+}
+
+// Rank 0: hears the others and tells them the verdict, or that all have left. Returns whether the conversation ends.
+bool Control::judge_others(bool closing) {
+  for (int rank = 1; rank < size_; ++rank) {
+    hear(rank);
+  }
+  settle();
+  if (const std::optional<std::string>& verdict = judge_->verdict(now())) {
+    for (int rank = 1; rank < size_; ++rank) {
+      if (connections_[rank]) {
+        send(*connections_[rank], Type::verdict, Writer().text(*verdict).take());
+        connections_[rank]->flush();
+      }
+    }
+    pronounce(*verdict);
+    return true;
+  }
+  if (closing && judge_->all_left() && !judge_->has_suspicion()) {
+    for (int rank = 1; rank < size_; ++rank) {
+      if (connections_[rank]) {
+        send(*connections_[rank], Type::all_left, {});
+      }
+    }
+    return true;
+  }
+  return false;
+}
+
+// The other ranks: hears rank 0, and notices its end. Returns whether the conversation ends.
+bool Control::heed_hub(bool closing) {
+  hear(0);
+  if (!failed() && !all_left_) {
+    if (connections_[0] == nullptr) {
+      pronounce("rank 0 died, or the link to it broke: its connection was closed");
+    } else if (now() - hub_heard_ > options_.judge.silence) {
+      pronounce(fmt::format("rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost",
+                            options_.judge.silence));
+    }
+  }
+  return failed() || all_left_ || closing;
+}
+
+// Writes what the connections take. Returns whether nothing is left.
+bool Control::flush_all() {
+  bool flushed = true;
+  for (const std::unique_ptr<Connection>& connection : connections_) {
+    if (connection) {
+      connection->flush();
+      flushed = flushed && connection->flushed();
+    }
+  }
+  return flushed;
 }
 
 // Waits until there is something to read, to write or to do, or until the given time.

@@ -130,6 +130,9 @@ class Control {
     Type type;
     Bytes payload;
   };
+  struct Requests {
+    bool leaving, closing;
+  };
   using Key = std::pair<std::uint64_t, std::uint64_t>;  // group and number
 
   double now() const { return std::chrono::duration<double>(Clock::now() - epoch_).count(); }
@@ -148,6 +151,11 @@ class Control {
 
   void loop();
   void converse();
+  void forgive_suspension(double passed, double time);
+  Requests take_requests();
+  bool judge_others(bool closing);
+  bool heed_hub(bool closing);
+  bool flush_all();
   void wait_for_news(double until);
   void report(double seconds);
   void take_outgoing();

@@ -1,3 +1,13 @@
+// The norm of all gradients:
+//
+//     gradients   | chunk 0 | chunk 1 | chunk 2 | …      one block per chunk: sum_of_squares_kernel, for each dtype
+//                      │         │         │
+//     sums        | Σ g²    | Σ g²    | Σ g²    | …      float64
+//                      └─────────┼─────────┘
+//                                v
+//     control     norm, factor of the gradients, skip    one block, in grad_norm_kernel or in an optimizer's
+//                                                        make_rules_kernel
+
 #include <mica/optim/detail/grad_norm.cuh>
 #include <mica/optim/detail/multi_tensor.cuh>
 

@@ -1,6 +1,12 @@
 #pragma once
 
 // A rule applied to each element of many tensors, on CUDA: see optim/detail/multi_tensor_cpu.h.
+//
+//     sums of squares, steps ──> make_rules_kernel ──> one rule per tensor, factor of all gradients, or skip
+//                                                         │
+//                     param, grad, states, master ──> update_kernel ──> param, states, master
+//
+// update_kernel's variants are for each optimizer's rule and number of states, each dtype, and master weights.
 
 #include <cstdint>
 #include <utility>
@@ -40,51 +46,45 @@ __device__ bool has_alignment(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % alignof(T) == 0;
 }
 
-// One pack per thread. Concurrent blocks then access neighboring memory, which suits DRAM: loops over longer chunks,
-// persistent blocks and cache hints were all slower (an H200 moves 4.15 TB/s this way).
-template <class T, class Rule, bool kMaster, int kStates, class RuleOf>
-__global__ void __launch_bounds__(kMultiTensorThreads)
-    update_kernel(const kernels::MultiTensorEntry* first, std::int64_t entries, RuleOf rule_of,
-                  const kernels::StepControl* control) {
+/// The elements of a thread: one pack, or fewer at the end of a tensor.
+template <class T, class Rule, bool kMaster, int kStates>
+struct UpdatedElements {
   using A = Accumulate<T>;
-  constexpr int kVector = kUpdateVector<T>;
-  constexpr int kArrays = kStates + kMaster;
-  constexpr int kLength = kArrays > 0 ? kArrays : 1;
+  static constexpr int kVector = kUpdateVector<T>;
+  static constexpr int kArrays = kStates + kMaster;
+  static constexpr int kLength = kArrays > 0 ? kArrays : 1;
   using ValuePack = cuda::Pack<T, kVector>;
   using StatePack = cuda::Pack<A, kVector>;
 
-  cuda::wait_for_previous_kernel();
-  A factor = 1;
-  if (control != nullptr) {
-    if (control->skip != 0) {
-      return;
-    }
-    factor = static_cast<A>(control->factor);
-  }
-  if constexpr (requires { Rule::kOnlyScales; }) {
-    if (factor == 1) {
-      return;
-    }
-  }
-  const kernels::MultiTensorEntry& entry =
-      entry_of(first, entries, blockIdx.x, [](const kernels::MultiTensorEntry& e) { return e.first_block; });
-  const std::int64_t at = ((blockIdx.x - entry.first_block) * kMultiTensorThreads + threadIdx.x) * kVector;
-  const int n = static_cast<int>(entry.numel - at < kVector ? entry.numel - at : kVector);
-  if (n <= 0) {
-    return;
-  }
-  const Rule rule = rule_of(entry);
-  T* const param = static_cast<T*>(entry.param) + at;
-  const T* const grad = static_cast<const T*>(entry.grad) + at;
-  A* states[kLength];
-  bool packed = n == kVector && has_alignment<ValuePack>(param) && has_alignment<ValuePack>(grad);
+  const Rule& rule;
+  A factor;  // of the gradient
+  T* param;
+  const T* grad;
+  A* states[kLength];  // the master weights are the last ones
+
+  __device__ UpdatedElements(const kernels::MultiTensorEntry& entry, std::int64_t at, const Rule& rule, A factor)
+      : rule(rule),
+        factor(factor),
+        param(static_cast<T*>(entry.param) + at),
+        grad(static_cast<const T*>(entry.grad) + at) {
 #pragma unroll
-  for (int k = 0; k < kArrays; ++k) {
-    states[k] = static_cast<A*>(entry.states[k]) + at;
-    packed = packed && has_alignment<StatePack>(states[k]);
+    for (int k = 0; k < kArrays; ++k) {
+      states[k] = static_cast<A*>(entry.states[k]) + at;
+    }
   }
 
-  const auto update = [&](T& p, T g, A(&s)[kLength]) {
+  /// Whether packs can be read and written.
+  __device__ bool is_aligned() const {
+    bool aligned = has_alignment<ValuePack>(param) && has_alignment<ValuePack>(grad);
+#pragma unroll
+    for (int k = 0; k < kArrays; ++k) {
+      aligned = aligned && has_alignment<StatePack>(states[k]);
+    }
+    return aligned;
+  }
+
+  /// Applies the rule to one element.
+  __device__ void update(T& p, T g, A (&s)[kLength]) const {
     A value;
     if constexpr (kMaster) {
       value = s[kStates];
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
       s[kStates] = value;
     }
     p = static_cast<T>(value);
-  };
+  }
 
-  if (packed) {
+  __device__ void update_pack() const {
     ValuePack p;
     StatePack s[kLength];
     const ValuePack g = *reinterpret_cast<const ValuePack*>(grad);
@@ -134,7 +134,9 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
       *reinterpret_cast<StatePack*>(states[k]) = s[k];
     }
     *reinterpret_cast<ValuePack*>(param) = p;
-  } else {
+  }
+
+  __device__ void update_each(int n) const {
     for (int i = 0; i < n; ++i) {
       A element[kLength];
 #pragma unroll
@@ -147,6 +149,42 @@ __global__ void __launch_bounds__(kMultiTensorThreads)
         states[k][i] = element[k];
       }
     }
+  }
+};
+
+// One pack per thread. Concurrent blocks then access neighboring memory, which suits DRAM: loops over longer chunks,
+// persistent blocks and cache hints were all slower (an H200 moves 4.15 TB/s this way).
+template <class T, class Rule, bool kMaster, int kStates, class RuleOf>
+__global__ void __launch_bounds__(kMultiTensorThreads)
+    update_kernel(const kernels::MultiTensorEntry* first, std::int64_t entries, RuleOf rule_of,
+                  const kernels::StepControl* control) {
+  constexpr int kVector = kUpdateVector<T>;
+  cuda::wait_for_previous_kernel();
+  Accumulate<T> factor = 1;
+  if (control != nullptr) {
+    if (control->skip != 0) {
+      return;
+    }
+    factor = static_cast<Accumulate<T>>(control->factor);
+  }
+  if constexpr (requires { Rule::kOnlyScales; }) {
+    if (factor == 1) {
+      return;
+    }
+  }
+  const kernels::MultiTensorEntry& entry =
+      entry_of(first, entries, blockIdx.x, [](const kernels::MultiTensorEntry& e) { return e.first_block; });
+  const std::int64_t at = ((blockIdx.x - entry.first_block) * kMultiTensorThreads + threadIdx.x) * kVector;
+  const int n = static_cast<int>(entry.numel - at < kVector ? entry.numel - at : kVector);
+  if (n <= 0) {
+    return;
+  }
+  const Rule rule = rule_of(entry);
+  const UpdatedElements<T, Rule, kMaster, kStates> elements(entry, at, rule, factor);
+  if (n == kVector && elements.is_aligned()) {
+    elements.update_pack();
+  } else {
+    elements.update_each(n);
   }
 }
 

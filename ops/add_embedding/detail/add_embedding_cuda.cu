@@ -1,3 +1,11 @@
+// Token and position embedding in one pass:
+//
+//     indices ──> row of the table ─┐
+//                                   ├──> + ──> dropout ──> row of y        one warp per row, 16 bytes per lane
+//             row of the addend ────┘
+//
+// kDrop: with dropout. Rows that are not aligned to 16 bytes use the separate ops.
+
 #include <cmath>
 
 #include <mica/core/cuda/error.h>

@@ -1,3 +1,10 @@
+// The steps of composed attention that are not products:
+//
+//     q · kᵀ ──> scores ──> scale, mask, softmax ──> weights ──> dropout_kernel ──> · v ──> out
+//
+// The softmax is the one of ops/softmax, with a rule for the causal mask. dropout_kernel decides on 16 weights of 16
+// queries and 16 keys with one draw, like the kernels of flash_attention.md, and so drops the same weights.
+
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/attention/detail/attention_kernels.h>

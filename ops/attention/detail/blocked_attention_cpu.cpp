@@ -203,104 +203,151 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   }
 }
 
-// Computes the gradients of one key head and of the query heads that read it.
+// The gradients of one key head and of the query heads that read it.
 template <class T, class S>
-void backward_head(const FusedAttentionBackward& args, std::int64_t batch, std::int64_t key_head, Workspace<S>& space) {
-  const std::int64_t width = args.q.size(3), values = args.v.size(3), group = args.q.size(1) / args.k.size(1);
-  const std::int64_t queries = args.q.size(2);
-  const HeadRows<T> k(args.k, batch, key_head), v(args.v, batch, key_head);
-  const Visible visible{args.k.size(2), args.causal, args.causal_offset};
-  const S scale = static_cast<S>(args.scale);
-  const bool drops = args.dropout.drops();
-  const S drop_scale = static_cast<S>(args.dropout.scale());
-  S* const dk = gemm::grown(space.dk, visible.keys * width);
-  S* const dv = gemm::grown(space.dv, visible.keys * values);
-  std::fill(dk, dk + visible.keys * width, S{0});
-  std::fill(dv, dv + visible.keys * values, S{0});
-  S* const weights = gemm::grown(space.scores, kQueries * kKeys);
-  S* const dscores = gemm::grown(space.dscores, kQueries * kKeys);
-  S* const product = gemm::grown(space.product, std::max(kQueries, kKeys) * std::max(width, values));
-  S* const dq_sums = gemm::grown(space.sums, kQueries * width);
-  for (std::int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-    const HeadRows<T> q(args.q, batch, head), out(args.out, batch, head), dout(args.dout, batch, head);
-    const HeadRows<T> dq(args.dq, batch, head);
-    const S* const lse = args.lse.data<S>() + (batch * args.q.size(1) + head) * queries;
-    for (std::int64_t first = 0; first < queries; first += kQueries) {
-      const std::int64_t rows = std::min(kQueries, queries - first);
-      const std::int64_t last_key = visible(first + rows - 1);
-      // Computes weights and their gradients for a block of keys. Calls `each` with every row of them; it may overwrite
-      // the row.
-      const auto for_rows = [&](std::int64_t key, std::int64_t keys, auto each) {
-        multiply(rows, keys, width, q.rows(first), k.columns(key), weights, space);
-        multiply(rows, keys, values, dout.rows(first), v.columns(key), dscores, space);
-        if (drops) {
-          draw(args.dropout, batch * args.q.size(1) + head, queries, first, rows, key, keys, space);
-        }
-        for (std::int64_t i = 0; i < rows; ++i) {
-          S* const p = weights + i * keys;
-          S* const dp = dscores + i * keys;
-          const bool sees = lse[first + i] != -std::numeric_limits<S>::infinity();
-          const std::int64_t seen = sees ? std::clamp<std::int64_t>(visible(first + i) - key, 0, keys) : 0;
-          const std::uint8_t* const kept = space.kept.data() + i * kKeys;
-          if (seen > 0) {
-            if (drops) {
-              drop(dp, kept, seen, drop_scale);
-            }
-            Head<S> x = load(p, seen, scale, S{0}, space.row);
-            Head<S> dx = load(dp, seen, S{1}, S{0}, space.other);
-            x = (x - lse[first + i]).exp();
-            std::fill(space.row.data() + seen, space.row.data() + padded<S>(seen), S{0});
-            each(i, x, dx);
-            std::copy_n(space.row.data(), seen, p);
-            std::copy_n(space.other.data(), seen, dp);
-            if (drops) {
-              drop(p, kept, seen, drop_scale);
-            }
-          }
-          std::fill(p + seen, p + keys, S{0});
-          std::fill(dp + seen, dp + keys, S{0});
-        }
-      };
-      // If there is a single block of keys, the loop below sees whole rows and computes the mean itself.
-      const bool one_block = last_key <= kKeys;
-      const bool sum_here = one_block && !std::is_same_v<S, T>;
-      // Σ dweights · weights of each row. It equals Σ dout · out, except that `out` may have been rounded to 16 bits.
-      std::array<S, kQueries> mean{};
-      if constexpr (std::is_same_v<S, T>) {
-        for (std::int64_t i = 0; i < rows; ++i) {
-          mean[i] = std::inner_product(out.row(first + i), out.row(first + i) + values, dout.row(first + i), S{0});
-        }
-      } else {
-        for (std::int64_t key = 0; !one_block && key < last_key; key += kKeys) {
-          for_rows(key, std::min(kKeys, last_key - key),
-                   [&](std::int64_t i, Head<S> x, Head<S> dx) { mean[i] += (x * dx).sum(); });
-        }
-      }
-      std::fill(dq_sums, dq_sums + rows * width, S{0});
-      for (std::int64_t key = 0; key < last_key; key += kKeys) {
-        const std::int64_t keys = std::min(kKeys, last_key - key);
-        for_rows(key, keys, [&](std::int64_t i, Head<S> x, Head<S> dx) {
-          const S row_mean = sum_here ? (x * dx).sum() : mean[i];
-          dx = scale * x * (dx - row_mean);
-        });
-        multiply(keys, values, rows, transposed(weights, keys), dout.rows(first), product, space);
-        add(dv + key * values, product, keys * values);
-        multiply(keys, width, rows, transposed(dscores, keys), q.rows(first), product, space);
-        add(dk + key * width, product, keys * width);
-        multiply(rows, width, keys, gemm::Matrix<S>{dscores, keys, 1}, k.rows(key), product, space);
-        add(dq_sums, product, rows * width);
-      }
-      for (std::int64_t i = 0; i < rows; ++i) {
-        narrow(dq_sums + i * width, width, dq.row(first + i));
+class BackwardHead {
+ public:
+  BackwardHead(const FusedAttentionBackward& args, std::int64_t batch, std::int64_t key_head, Workspace<S>& space)
+      : args_(args),
+        batch_(batch),
+        key_head_(key_head),
+        space_(space),
+        k_(args.k, batch, key_head),
+        v_(args.v, batch, key_head),
+        visible_{args.k.size(2), args.causal, args.causal_offset},
+        dk_(gemm::grown(space.dk, visible_.keys * width_)),
+        dv_(gemm::grown(space.dv, visible_.keys * values_)),
+        weights_(gemm::grown(space.scores, kQueries * kKeys)),
+        dscores_(gemm::grown(space.dscores, kQueries * kKeys)),
+        product_(gemm::grown(space.product, std::max(kQueries, kKeys) * std::max(width_, values_))),
+        dq_sums_(gemm::grown(space.sums, kQueries * width_)) {}
+
+  void run() {
+    std::fill(dk_, dk_ + visible_.keys * width_, S{0});
+    std::fill(dv_, dv_ + visible_.keys * values_, S{0});
+    const std::int64_t group = args_.q.size(1) / args_.k.size(1);
+    for (std::int64_t head = key_head_ * group; head < (key_head_ + 1) * group; ++head) {
+      for (std::int64_t first = 0; first < args_.q.size(2); first += kQueries) {
+        add_queries(Queries(*this, head, first));
       }
     }
+    const HeadRows<T> dk_out(args_.dk, batch_, key_head_), dv_out(args_.dv, batch_, key_head_);
+    for (std::int64_t j = 0; j < visible_.keys; ++j) {
+      narrow(dk_ + j * width_, width_, dk_out.row(j));
+      narrow(dv_ + j * values_, values_, dv_out.row(j));
+    }
   }
-  const HeadRows<T> dk_out(args.dk, batch, key_head), dv_out(args.dv, batch, key_head);
-  for (std::int64_t j = 0; j < visible.keys; ++j) {
-    narrow(dk + j * width, width, dk_out.row(j));
-    narrow(dv + j * values, values, dv_out.row(j));
+
+ private:
+  // A block of queries of one head.
+  struct Queries {
+    std::int64_t head, first, rows, last_key;
+    HeadRows<T> q, out, dout, dq;
+    const S* lse;
+
+    Queries(const BackwardHead& of, std::int64_t head, std::int64_t first)
+        : head(head),
+          first(first),
+          rows(std::min(kQueries, of.args_.q.size(2) - first)),
+          last_key(of.visible_(first + rows - 1)),
+          q(of.args_.q, of.batch_, head),
+          out(of.args_.out, of.batch_, head),
+          dout(of.args_.dout, of.batch_, head),
+          dq(of.args_.dq, of.batch_, head),
+          lse(of.args_.lse.template data<S>() + (of.batch_ * of.args_.q.size(1) + head) * of.args_.q.size(2) + first) {}
+  };
+
+  // Computes weights and their gradients for a block of keys. Calls `each` with every row of them; it may overwrite the
+  // row.
+  template <class Each>
+  void for_rows(const Queries& block, std::int64_t key, std::int64_t keys, const Each& each) {
+    const bool drops = args_.dropout.drops();
+    const S drop_scale = static_cast<S>(args_.dropout.scale());
+    multiply(block.rows, keys, width_, block.q.rows(block.first), k_.columns(key), weights_, space_);
+    multiply(block.rows, keys, values_, block.dout.rows(block.first), v_.columns(key), dscores_, space_);
+    if (drops) {
+      draw(args_.dropout, batch_ * args_.q.size(1) + block.head, args_.q.size(2), block.first, block.rows, key, keys,
+           space_);
+    }
+    for (std::int64_t i = 0; i < block.rows; ++i) {
+      S* const p = weights_ + i * keys;
+      S* const dp = dscores_ + i * keys;
+      const bool sees = block.lse[i] != -std::numeric_limits<S>::infinity();
+      const std::int64_t seen = sees ? std::clamp<std::int64_t>(visible_(block.first + i) - key, 0, keys) : 0;
+      const std::uint8_t* const kept = space_.kept.data() + i * kKeys;
+      if (seen > 0) {
+        if (drops) {
+          drop(dp, kept, seen, drop_scale);
+        }
+        Head<S> x = load(p, seen, scale_, S{0}, space_.row);
+        Head<S> dx = load(dp, seen, S{1}, S{0}, space_.other);
+        x = (x - block.lse[i]).exp();
+        std::fill(space_.row.data() + seen, space_.row.data() + padded<S>(seen), S{0});
+        each(i, x, dx);
+        std::copy_n(space_.row.data(), seen, p);
+        std::copy_n(space_.other.data(), seen, dp);
+        if (drops) {
+          drop(p, kept, seen, drop_scale);
+        }
+      }
+      std::fill(p + seen, p + keys, S{0});
+      std::fill(dp + seen, dp + keys, S{0});
+    }
   }
-}
+
+  // Whether add_queries() computes the means itself: it has whole rows of weights if there is one block of keys.
+  static bool sums_here(const Queries& block) { return block.last_key <= kKeys && !std::is_same_v<S, T>; }
+
+  // Σ dweights · weights of each row. It equals Σ dout · out, unless `out` has been rounded to 16 bits.
+  std::array<S, kQueries> means_of(const Queries& block) {
+    std::array<S, kQueries> means{};
+    if constexpr (std::is_same_v<S, T>) {
+      for (std::int64_t i = 0; i < block.rows; ++i) {
+        const T* const out = block.out.row(block.first + i);
+        means[i] = std::inner_product(out, out + values_, block.dout.row(block.first + i), S{0});
+      }
+    } else {
+      for (std::int64_t key = 0; !sums_here(block) && key < block.last_key; key += kKeys) {
+        for_rows(block, key, std::min(kKeys, block.last_key - key),
+                 [&](std::int64_t i, Head<S> x, Head<S> dx) { means[i] += (x * dx).sum(); });
+      }
+    }
+    return means;
+  }
+
+  // Adds the block's terms to dk and dv, and writes its dq.
+  void add_queries(const Queries& block) {
+    const std::array<S, kQueries> means = means_of(block);
+    const bool sums = sums_here(block);
+    const std::int64_t rows = block.rows;
+    std::fill(dq_sums_, dq_sums_ + rows * width_, S{0});
+    for (std::int64_t key = 0; key < block.last_key; key += kKeys) {
+      const std::int64_t keys = std::min(kKeys, block.last_key - key);
+      for_rows(block, key, keys, [&](std::int64_t i, Head<S> x, Head<S> dx) {
+        const S mean = sums ? (x * dx).sum() : means[i];
+        dx = scale_ * x * (dx - mean);
+      });
+      multiply(keys, values_, rows, transposed(weights_, keys), block.dout.rows(block.first), product_, space_);
+      add(dv_ + key * values_, product_, keys * values_);
+      multiply(keys, width_, rows, transposed(dscores_, keys), block.q.rows(block.first), product_, space_);
+      add(dk_ + key * width_, product_, keys * width_);
+      multiply(rows, width_, keys, gemm::Matrix<S>{dscores_, keys, 1}, k_.rows(key), product_, space_);
+      add(dq_sums_, product_, rows * width_);
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+      narrow(dq_sums_ + i * width_, width_, block.dq.row(block.first + i));
+    }
+  }
+
+  const FusedAttentionBackward& args_;
+  const std::int64_t batch_, key_head_;
+  Workspace<S>& space_;
+  const std::int64_t width_ = args_.q.size(3), values_ = args_.v.size(3);
+  const HeadRows<T> k_, v_;
+  const Visible visible_;
+  const S scale_ = static_cast<S>(args_.scale);
+  S *const dk_, *const dv_, *const weights_, *const dscores_, *const product_, *const dq_sums_;
+};
 
 }  // namespace
 
@@ -326,7 +373,7 @@ void blocked_attention_backward(Cpu, const FusedAttentionBackward& args) {
     parallel_for(args.q.size(0) * key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       static thread_local Workspace<S> space;
       for (std::int64_t item = begin; item < end; ++item) {
-        backward_head<T>(args, item / key_heads, item % key_heads, space);
+        BackwardHead<T, S>(args, item / key_heads, item % key_heads, space).run();
       }
     });
   });

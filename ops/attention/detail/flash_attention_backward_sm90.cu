@@ -1,6 +1,17 @@
 // The backward of attention with wgmma and TMA, for compute capability 9.0. One kernel computes the gradients of
-// queries, another one those of keys and values. Both recompute the weights. So each sum is computed within one thread
-// block, without atomics, and results are bit-identical from run to run. See flash_attention.md.
+// queries, another one those of keys and values:
+//
+//     q, dout (64 queries) ──────┐
+//                                ├──> P = 2^(q · kᵀ − lse), dP = dout · vᵀ ──> dS = P ∘ (dP − mean) ──> dq += dS · k
+//     k, v (ring of stages) ─────┘
+//
+//     k, v (64 keys) ────────────┐        ┌──────────> dv += Pᵀ · dout
+//                                ├──> Pᵀ ─┴──> dSᵀ ──> dk += dSᵀ · q
+//     q, dout (ring of stages) ──┘
+//
+// Both recompute the weights. So each sum is computed within one thread block, without atomics, and results are
+// bit-identical from run to run. There are variants for head sizes up to 64 and up to 128, with and without dropout.
+// See flash_attention.md.
 
 #include <algorithm>
 #include <type_traits>
@@ -93,21 +104,41 @@ __device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float se
   }
 }
 
-template <class P>
-__device__ void release(std::uint64_t* barrier) {
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) {
-    cuda::arrive(barrier);
-  }
-}
+/// What a thread of a consumer warpgroup keeps from tile to tile.
+template <class P, bool kDrops>
+struct BackwardConsumer {
+  typename P::Shared& shared;
+  const Work& a;
+  const int number = consumer_of_thread();
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % kWarp;
+  const int own_row = number * kConsumerRows + thread / kWarp * 16 + lane / 4;  // the lane's first row of a tile
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  Ring<P::kStages> ring;
+  unsigned parity = 0;
 
-/// Waits for a stage that this consumer does not need, and releases it.
-template <class P>
-__device__ void skip(typename P::Shared& shared, Ring<P::kStages>& ring) {
-  cuda::wait(&shared.full[ring.stage], ring.parity);
-  release<P>(&shared.empty[ring.stage]);
-  ring.advance();
-}
+  __device__ void wait_for_owned() {
+    cuda::wait(&shared.owned_full[number], parity);
+    parity ^= 1;
+  }
+  __device__ void release_owned() const {
+    if (thread == 0) {
+      cuda::arrive(&shared.owned_empty[number]);
+    }
+  }
+  __device__ void release(int stage) const {
+    __syncwarp();
+    if (stage >= 0 && lane == 0) {
+      cuda::arrive(&shared.empty[stage]);
+    }
+  }
+  /// Waits for a stage that this consumer does not need, and releases it.
+  __device__ void skip() {
+    cuda::wait(&shared.full[ring.stage], ring.parity);
+    release(ring.stage);
+    ring.advance();
+  }
+};
 
 // The kernel for the gradients of queries.
 
@@ -145,115 +176,152 @@ __device__ void produce_for_queries(typename P::Shared& shared, const Work& a, c
   });
 }
 
+/// A consumer warpgroup's 64 queries. While their dq is summed up for a block of keys, the next block's weights are
+/// computed.
+template <class T, class P, bool kDrops>
+struct QueryTile {
+  BackwardConsumer<P, kDrops>& c;
+  typename P::Shared& shared = c.shared;
+  const Work& a = c.a;
+  Ring<P::kStages>& ring = c.ring;
+  const int head;   // of all batches
+  const int first;  // of the thread block's queries
+  const int begin = first + c.number * kConsumerRows;
+  const int steps = key_steps<P>(a, begin, begin + kConsumerRows);  // blocks of keys that the queries see
+
+  float dq[P::kDepth / 2] = {};
+  float log2_sums[2];
+  float means[2];
+  float weights[P::kRows / 2];
+  float dweights[P::kRows / 2];
+  std::uint32_t dscores[P::kRows / 16][4];
+  std::uint32_t kept = 0;  // the weights that dropout keeps
+  int last = -1;           // the stage whose keys dq is being summed up with
+
+  __device__ QueryTile(BackwardConsumer<P, kDrops>& c, Order::Place place)
+      : c(c), head(place.head), first(place.tile * P::kOwnedRows) {}
+
+  /// Releases the stages of keys that only other queries of the thread block see.
+  __device__ void skip_unseen() {
+    for (int step = key_steps<P>(a, first, first + P::kOwnedRows); step > steps; --step) {
+      c.skip();
+    }
+  }
+
+  __device__ void read_stats() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float* const stats = a.stats_of(head, min(first + c.own_row + half * 8, a.queries - 1));
+      log2_sums[half] = stats[0];
+      means[half] = stats[kStatsRows];
+    }
+  }
+
+  /// The sums over the blocks of keys, from the last one to the first. Those that need a mask come first.
+  __device__ void add_gradients() {
+    const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kRows;  // blocks that all queries see
+    int step = steps - 1;
+#pragma unroll 1
+    for (; step >= unmasked; --step) {
+      do_step<true>(step);
+    }
+#pragma unroll 1
+    for (; step >= 0; --step) {
+      do_step<false>(step);
+    }
+    cuda::wait_products<0>();
+    cuda::pin(dq);
+    pin_all(dscores);
+    c.release(last);
+  }
+
+  template <bool kMasked>
+  __device__ void do_step(int step) {
+    const unsigned char* const k = shared.passing[ring.stage][0];
+    const unsigned char* const v = shared.passing[ring.stage][1];
+    cuda::wait(&shared.full[ring.stage], ring.parity);
+    cuda::begin_products();
+    multiply_transposed<T, P::kChunks, P::kRows>(weights, shared.owned[c.number][0], k);
+    cuda::commit_products();
+    multiply_transposed<T, P::kChunks, P::kRows>(dweights, shared.owned[c.number][1], v);
+    cuda::commit_products();
+    draw(step);
+    cuda::wait_products<1>();
+    cuda::pin(weights);
+    pin_all(dscores);
+    c.release(last);
+    last = ring.stage;
+    exponentiate();
+    if constexpr (kMasked) {
+      mask(step);
+    }
+    cuda::wait_products<0>();
+    cuda::pin(dweights);
+    differentiate();
+    pin_all(dscores);
+    cuda::pin(dq);
+    cuda::begin_products();
+    add_product<T, P::kChunks, P::kRows>(dq, dscores, k);
+    cuda::commit_products();
+    ring.advance();
+  }
+
+  __device__ void draw(int step) {
+    if constexpr (kDrops) {
+      static_assert(P::kRows == 64);
+      kept = draw_kept<true, 64>(a, c.dropout_key, head, begin + c.thread / kWarp * 16, step * P::kRows);
+    }
+  }
+
+  /// Scores become weights.
+  __device__ void exponentiate() {
+#pragma unroll
+    for (int i = 0; i < P::kRows / 2; ++i) {
+      weights[i] = cuda::approximate_exp2(weights[i] * a.scale_log2 - log2_sums[i / 2 % 2]);
+    }
+  }
+
+  __device__ void mask(int step) {
+#pragma unroll
+    for (int i = 0; i < P::kRows / 2; ++i) {
+      const int visible = min(a.keys, first + c.own_row + i / 2 % 2 * 8 + a.offset + 1) - step * P::kRows;
+      if (i / 4 * 8 + i % 2 + c.lane % 4 * 2 >= visible) {
+        weights[i] = 0;
+      }
+    }
+  }
+
+  /// dscores = weights · (dweights - mean), rounded.
+  __device__ void differentiate() {
+#pragma unroll
+    for (int i = 0; i < P::kRows / 2; ++i) {
+      if constexpr (kDrops) {
+        dweights[i] = keep<true>(dweights[i], kept, i);
+      }
+      weights[i] *= dweights[i] - means[i / 2 % 2];
+    }
+    round_to<T, P::kRows>(dscores, weights);
+  }
+};
+
 template <class T, class P, bool kDrops>
 __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
                                     const Order& order) {
-  const int consumer = consumer_of_thread();
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int lane = thread % kWarp;
-  const int own_row = consumer * kConsumerRows + thread / kWarp * 16 + lane / 4;
-  unsigned char* const q = shared.owned[consumer][0];
-  unsigned char* const dout = shared.owned[consumer][1];
-  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
-  Ring<P::kStages> ring;
-  unsigned parity = 0;
+  BackwardConsumer<P, kDrops> c{shared, a};
   order.each([&](Order::Place place) {
-    const int b = place.head / a.heads;
-    const int h = place.head % a.heads;
-    const int first = place.tile * P::kOwnedRows;
-    const int begin = first + consumer * kConsumerRows;
-    const int steps = key_steps<P>(a, begin, begin + kConsumerRows);
-    for (int step = key_steps<P>(a, first, first + P::kOwnedRows); step > steps; --step) {
-      skip<P>(shared, ring);
+    QueryTile<T, P, kDrops> tile(c, place);
+    tile.skip_unseen();
+    if (tile.steps > 0) {
+      tile.read_stats();
+      c.wait_for_owned();
+      tile.add_gradients();
     }
-    float dq[P::kDepth / 2] = {};
-    if (steps > 0) {
-      float log2_sums[2];
-      float means[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const stats = a.stats_of(place.head, min(first + own_row + half * 8, a.queries - 1));
-        log2_sums[half] = stats[0];
-        means[half] = stats[kStatsRows];
-      }
-      float weights[P::kRows / 2];
-      float dweights[P::kRows / 2];
-      std::uint32_t dscores[P::kRows / 16][4];
-      int last = -1;  // stage
-      int step = steps - 1;
-      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kRows;  // key blocks that all queries see
-      const auto do_step = [&](auto masked) {
-        const unsigned char* const k = shared.passing[ring.stage][0];
-        const unsigned char* const v = shared.passing[ring.stage][1];
-        cuda::wait(&shared.full[ring.stage], ring.parity);
-        cuda::begin_products();
-        multiply_transposed<T, P::kChunks, P::kRows>(weights, q, k);
-        cuda::commit_products();
-        multiply_transposed<T, P::kChunks, P::kRows>(dweights, dout, v);
-        cuda::commit_products();
-        [[maybe_unused]] std::uint32_t kept = 0;
-        if constexpr (kDrops) {
-          static_assert(P::kRows == 64);
-          kept = draw_kept<true, 64>(a, dropout_key, place.head, begin + thread / kWarp * 16, step * P::kRows);
-        }
-        cuda::wait_products<1>();
-        cuda::pin(weights);
-        pin_all(dscores);
-        __syncwarp();
-        if (last >= 0 && lane == 0) {
-          cuda::arrive(&shared.empty[last]);
-        }
-        last = ring.stage;
-#pragma unroll
-        for (int i = 0; i < P::kRows / 2; ++i) {
-          weights[i] = cuda::approximate_exp2(weights[i] * a.scale_log2 - log2_sums[i / 2 % 2]);
-        }
-        if constexpr (decltype(masked)::value) {
-#pragma unroll
-          for (int i = 0; i < P::kRows / 2; ++i) {
-            const int visible = min(a.keys, first + own_row + i / 2 % 2 * 8 + a.offset + 1) - step * P::kRows;
-            if (i / 4 * 8 + i % 2 + lane % 4 * 2 >= visible) {
-              weights[i] = 0;
-            }
-          }
-        }
-        cuda::wait_products<0>();
-        cuda::pin(dweights);
-#pragma unroll
-        for (int i = 0; i < P::kRows / 2; ++i) {
-          if constexpr (kDrops) {
-            dweights[i] = keep<true>(dweights[i], kept, i);
-          }
-          weights[i] *= dweights[i] - means[i / 2 % 2];
-        }
-        round_to<T, P::kRows>(dscores, weights);
-        pin_all(dscores);
-        cuda::pin(dq);
-        cuda::begin_products();
-        add_product<T, P::kChunks, P::kRows>(dq, dscores, k);
-        cuda::commit_products();
-        ring.advance();
-      };
-      cuda::wait(&shared.owned_full[consumer], parity);
-      parity ^= 1;
-#pragma unroll 1
-      for (; step >= unmasked; --step) {
-        do_step(std::true_type{});
-      }
-#pragma unroll 1
-      for (; step >= 0; --step) {
-        do_step(std::false_type{});
-      }
-      cuda::wait_products<0>();
-      cuda::pin(dq);
-      pin_all(dscores);
-      release<P>(&shared.empty[last]);
+    if (tile.begin < a.queries) {
+      write_rows<T, P::kChunks>(tile.dq, a.gradient_scale, a.gradient_scale, shared.owned[c.number][0], &maps.first,
+                                tile.begin, place.head % a.heads, place.head / a.heads, 1 + c.number);
     }
-    if (begin < a.queries) {
-      write_rows<T, P::kChunks>(dq, a.gradient_scale, a.gradient_scale, q, &maps.first, begin, h, b, 1 + consumer);
-    }
-    if (steps > 0 && thread == 0) {
-      cuda::arrive(&shared.owned_empty[consumer]);
+    if (tile.steps > 0) {
+      c.release_owned();
     }
   });
 }
@@ -311,174 +379,214 @@ __device__ void produce_for_keys(typename P::Shared& shared, const Work& a, cons
   });
 }
 
+/// A consumer warpgroup's 64 keys. While their dk is summed up for a block of queries, the next block's weights are
+/// computed.
 template <class T, class P, bool kDrops>
-__device__ void consume_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
-                                 const Order& order) {
+struct KeyTile {
   // From one head to the next, a consumer still holds the last stage of the first while it skips stages that only other
   // consumers need.
   static_assert(P::kStages > P::kConsumers);
-  const int consumer = consumer_of_thread();
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int lane = thread % kWarp;
-  const int own_row = consumer * kConsumerRows + thread / kWarp * 16 + lane / 4;
-  const int key_heads = a.heads / a.group;
+
+  BackwardConsumer<P, kDrops>& c;
+  typename P::Shared& shared = c.shared;
+  const Work& a = c.a;
+  Ring<P::kStages>& ring = c.ring;
+  const int first_head;  // of all batches, of the query heads that share the key head
+  const int first;       // of the thread block's keys
+  const int begin = first + c.number * kConsumerRows;
   const int steps = (a.queries + P::kRows - 1) / P::kRows;
-  unsigned char* const k = shared.owned[consumer][0];
-  unsigned char* const v = shared.owned[consumer][1];
-  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
-  Ring<P::kStages> ring;
-  unsigned parity = 0;
+  const int first_of_block = first_query_step<P>(a, first);
+  const int first_step = first_query_step<P>(a, begin);
+
+  float dk[P::kDepth / 2] = {};
+  float dv[P::kDepth / 2] = {};
+  float weights[P::kRows / 2];
+  float more[P::kLean ? 1 : P::kRows / 2];
+  std::uint32_t rounded[P::kRows / 16][4];  // the weights
+  std::uint32_t dscores[P::kRows / 16][4];
+  std::uint32_t kept = 0;  // the weights that dropout keeps
+  int last = -1;           // the stage whose queries dk is being summed up with
+
+  __device__ KeyTile(BackwardConsumer<P, kDrops>& c, int first_head, int first)
+      : c(c), first_head(first_head), first(first) {}
+
+  __device__ bool is_seen() const { return first_step < steps; }
+  __device__ auto& dweights() { return either<P::kLean>(weights, more); }
+
+  __device__ void skip_all() {
+    for (int i = 0; i < a.group * (steps - first_of_block); ++i) {
+      c.skip();
+    }
+  }
+
+  /// The sums over the blocks of queries of all heads that share the key head.
+  __device__ void add_gradients() {
+    // From this step on, all queries see all keys of the block.
+    const int first_unmasked = min(steps, (a.first_query(begin + kConsumerRows - 1) + P::kRows - 1) / P::kRows);
+#pragma unroll 1
+    for (int head = first_head; head < first_head + a.group; ++head) {
+      int step = first_of_block;
+      for (; step < first_step; ++step) {
+        c.skip();
+      }
+#pragma unroll 1
+      for (; step < first_unmasked; ++step) {
+        do_step<true>(head, step);
+      }
+#pragma unroll 1
+      for (; step < steps; ++step) {
+        do_step<false>(head, step);
+      }
+    }
+    cuda::wait_products<0>();
+    cuda::pin(dk);
+    cuda::pin(dv);
+    pin_all(rounded);
+    pin_all(dscores);
+    c.release(last);
+  }
+
+  template <bool kMasked>
+  __device__ void do_step(int head, int step) {
+    cuda::wait(&shared.full[ring.stage], ring.parity);
+    cuda::begin_products();
+    multiply_queries();
+    if constexpr (!P::kLean) {
+      multiply_dout();
+    }
+    draw(head, step);
+    cuda::wait_products<P::kLean ? 0 : 1>();
+    cuda::pin(weights);
+    pin_all(rounded);
+    pin_all(dscores);
+    c.release(last);
+    last = ring.stage;
+    exponentiate<kMasked>(step);
+    round_weights();
+    pin_all(rounded);
+    cuda::pin(dv);
+    if constexpr (P::kLean) {
+      cuda::pin(weights);
+    }
+    cuda::begin_products();
+    if constexpr (P::kLean) {
+      multiply_dout();
+    }
+    add_product<T, P::kChunks, P::kRows>(dv, rounded, shared.passing[ring.stage][1]);
+    cuda::commit_products();
+    cuda::wait_products<1>();
+    cuda::pin(dweights());
+    differentiate();
+    pin_all(dscores);
+    cuda::pin(dk);
+    cuda::begin_products();
+    add_product<T, P::kChunks, P::kRows>(dk, dscores, shared.passing[ring.stage][0]);
+    cuda::commit_products();
+    ring.advance();
+  }
+
+  __device__ void multiply_queries() {
+    multiply_transposed<T, P::kChunks, P::kRows>(weights, shared.owned[c.number][0], shared.passing[ring.stage][0]);
+    cuda::commit_products();
+  }
+  __device__ void multiply_dout() {
+    multiply_transposed<T, P::kChunks, P::kRows>(dweights(), shared.owned[c.number][1], shared.passing[ring.stage][1]);
+    cuda::commit_products();
+  }
+
+  __device__ void draw(int head, int step) {
+    if constexpr (kDrops) {
+      static_assert(P::kRows == 64);
+      kept = draw_kept<false, 64>(a, c.dropout_key, head, begin + c.thread / kWarp * 16, step * P::kRows);
+    }
+  }
+
+  /// The logarithms (which = 0) or means (1) of queries 8 j + 2 (l % 4) and the next one, for lane l.
+  __device__ float2 stats(int which, int j) const {
+    return *reinterpret_cast<const float2*>(
+        &shared.stats[ring.stage][j * 8 / kStatsRows][which][j * 8 % kStatsRows + c.lane % 4 * 2]);
+  }
+
+  /// Scores become weights, 0 where a query does not see a key.
+  template <bool kMasked>
+  __device__ void exponentiate(int step) {
+#pragma unroll
+    for (int j = 0; j < P::kRows / 8; ++j) {
+      const float2 both = stats(0, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& weight = weights[j * 4 + i];
+        weight = cuda::approximate_exp2(weight * a.scale_log2 - (i % 2 == 0 ? both.x : both.y));
+        if constexpr (kMasked) {
+          const int begin_of_row = first + c.own_row + i / 2 * 8 - a.offset - step * P::kRows;
+          if (j * 8 + i % 2 + c.lane % 4 * 2 < begin_of_row) {
+            weight = 0;
+          }
+        }
+      }
+    }
+  }
+
+  __device__ void round_weights() {
+    round_to<T, P::kRows>(rounded, weights);
+    if constexpr (kDrops) {
+      if constexpr (P::kLean) {  // keeps all weights, since dS also needs those that are dropped
+        copy_fragments(dscores, rounded);
+      }
+      drop_rounded<false, P::kRows>(rounded, &kept);
+    }
+  }
+
+  /// dscores = weights · (dweights - mean), rounded.
+  __device__ void differentiate() {
+    auto& dweights = this->dweights();
+#pragma unroll
+    for (int j = 0; j < P::kRows / 8; ++j) {
+      const float2 both = stats(1, j);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = j * 4 + half * 2;
+        if constexpr (kDrops) {
+          dweights[i] = keep<false>(dweights[i], kept, i);
+          dweights[i + 1] = keep<false>(dweights[i + 1], kept, i + 1);
+        }
+        const float first_difference = dweights[i] - both.x;
+        const float second_difference = dweights[i + 1] - both.y;
+        const int place = j % 2 * 2 + half;
+        if constexpr (P::kLean) {  // only the rounded weights are left
+          dscores[j / 2][place] =
+              multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][place], first_difference, second_difference);
+        } else {
+          dscores[j / 2][place] = cuda::pair_of<T>(weights[i] * first_difference, weights[i + 1] * second_difference);
+        }
+      }
+    }
+  }
+};
+
+template <class T, class P, bool kDrops>
+__device__ void consume_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+                                 const Order& order) {
+  const int key_heads = a.heads / a.group;
+  BackwardConsumer<P, kDrops> c{shared, a};
   order.each([&](Order::Place place) {
     const int b = place.head / key_heads;
     const int key_head = place.head % key_heads;
-    const int first = place.tile * P::kOwnedRows;
-    const int begin = first + consumer * kConsumerRows;
-    const int first_of_block = first_query_step<P>(a, first);
-    const int first_step = first_query_step<P>(a, begin);
-    // From this step on, all queries see all keys of the block.
-    const int first_unmasked = min(steps, (a.first_query(begin + kConsumerRows - 1) + P::kRows - 1) / P::kRows);
-    float dk[P::kDepth / 2] = {};
-    float dv[P::kDepth / 2] = {};
-    if (first_step < steps) {
-      cuda::wait(&shared.owned_full[consumer], parity);
-      parity ^= 1;
-      float weights[P::kRows / 2];
-      float more[P::kLean ? 1 : P::kRows / 2];
-      auto& dweights = either<P::kLean>(weights, more);
-      std::uint32_t rounded[P::kRows / 16][4];
-      std::uint32_t dscores[P::kRows / 16][4];
-      int last = -1;  // stage
-      int step = 0;
-      int query_head = 0;  // among the query heads that share the key head
-      const auto do_step = [&](auto masked) {
-        const unsigned char* const q = shared.passing[ring.stage][0];
-        const unsigned char* const dout = shared.passing[ring.stage][1];
-        // The logarithms (which = 0) or means (1) of queries 8 j + 2 (l % 4) and the next one, for lane l.
-        const auto stats = [&](int which, int j) {
-          return *reinterpret_cast<const float2*>(
-              &shared.stats[ring.stage][j * 8 / kStatsRows][which][j * 8 % kStatsRows + lane % 4 * 2]);
-        };
-        cuda::wait(&shared.full[ring.stage], ring.parity);
-        cuda::begin_products();
-        multiply_transposed<T, P::kChunks, P::kRows>(weights, k, q);
-        cuda::commit_products();
-        if constexpr (!P::kLean) {
-          multiply_transposed<T, P::kChunks, P::kRows>(dweights, v, dout);
-          cuda::commit_products();
-        }
-        [[maybe_unused]] std::uint32_t kept = 0;
-        if constexpr (kDrops) {
-          static_assert(P::kRows == 64);
-          const int head = b * a.heads + key_head * a.group + query_head;
-          kept = draw_kept<false, 64>(a, dropout_key, head, begin + thread / kWarp * 16, step * P::kRows);
-        }
-        cuda::wait_products<P::kLean ? 0 : 1>();
-        cuda::pin(weights);
-        pin_all(rounded);
-        pin_all(dscores);
-        __syncwarp();
-        if (last >= 0 && lane == 0) {
-          cuda::arrive(&shared.empty[last]);
-        }
-        last = ring.stage;
-#pragma unroll
-        for (int j = 0; j < P::kRows / 8; ++j) {
-          const float2 both = stats(0, j);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float& weight = weights[j * 4 + i];
-            weight = cuda::approximate_exp2(weight * a.scale_log2 - (i % 2 == 0 ? both.x : both.y));
-            if constexpr (decltype(masked)::value) {
-              const int begin_of_row = first + own_row + i / 2 * 8 - a.offset - step * P::kRows;
-              if (j * 8 + i % 2 + lane % 4 * 2 < begin_of_row) {
-                weight = 0;
-              }
-            }
-          }
-        }
-        round_to<T, P::kRows>(rounded, weights);
-        if constexpr (kDrops) {
-          if constexpr (P::kLean) {  // keeps all weights, since dS also needs those that are dropped
-            copy_fragments(dscores, rounded);
-          }
-          drop_rounded<false, P::kRows>(rounded, &kept);
-        }
-        pin_all(rounded);
-        cuda::pin(dv);
-        if constexpr (P::kLean) {
-          cuda::pin(weights);
-        }
-        cuda::begin_products();
-        if constexpr (P::kLean) {
-          multiply_transposed<T, P::kChunks, P::kRows>(dweights, v, dout);
-          cuda::commit_products();
-        }
-        add_product<T, P::kChunks, P::kRows>(dv, rounded, dout);
-        cuda::commit_products();
-        cuda::wait_products<1>();
-        cuda::pin(dweights);
-#pragma unroll
-        for (int j = 0; j < P::kRows / 8; ++j) {
-          const float2 both = stats(1, j);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int i = j * 4 + half * 2;
-            if constexpr (kDrops) {
-              dweights[i] = keep<false>(dweights[i], kept, i);
-              dweights[i + 1] = keep<false>(dweights[i + 1], kept, i + 1);
-            }
-            const float first_difference = dweights[i] - both.x;
-            const float second_difference = dweights[i + 1] - both.y;
-            const int place = j % 2 * 2 + half;
-            if constexpr (P::kLean) {  // only the rounded weights are left
-              dscores[j / 2][place] =
-                  multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][place], first_difference, second_difference);
-            } else {
-              dscores[j / 2][place] =
-                  cuda::pair_of<T>(weights[i] * first_difference, weights[i + 1] * second_difference);
-            }
-          }
-        }
-        pin_all(dscores);
-        cuda::pin(dk);
-        cuda::begin_products();
-        add_product<T, P::kChunks, P::kRows>(dk, dscores, q);
-        cuda::commit_products();
-        ring.advance();
-      };
-#pragma unroll 1
-      for (; query_head < a.group; ++query_head) {
-        for (step = first_of_block; step < first_step; ++step) {
-          skip<P>(shared, ring);
-        }
-#pragma unroll 1
-        for (; step < first_unmasked; ++step) {
-          do_step(std::true_type{});
-        }
-#pragma unroll 1
-        for (; step < steps; ++step) {
-          do_step(std::false_type{});
-        }
-      }
-      cuda::wait_products<0>();
-      cuda::pin(dk);
-      cuda::pin(dv);
-      pin_all(rounded);
-      pin_all(dscores);
-      release<P>(&shared.empty[last]);
+    KeyTile<T, P, kDrops> tile(c, b * a.heads + key_head * a.group, place.tile * P::kOwnedRows);
+    if (tile.is_seen()) {
+      c.wait_for_owned();
+      tile.add_gradients();
     } else {
-      for (int i = 0; i < a.group * (steps - first_of_block); ++i) {
-        skip<P>(shared, ring);
-      }
+      tile.skip_all();
     }
-    if (begin < a.keys) {
-      write_rows<T, P::kChunks>(dk, a.gradient_scale, a.gradient_scale, k, &maps.first, begin, key_head, b,
-                                1 + consumer);
-      write_rows<T, P::kChunks>(dv, a.weight_factor, a.weight_factor, v, &maps.second, begin, key_head, b,
-                                1 + consumer);
+    if (tile.begin < a.keys) {
+      write_rows<T, P::kChunks>(tile.dk, a.gradient_scale, a.gradient_scale, shared.owned[c.number][0], &maps.first,
+                                tile.begin, key_head, b, 1 + c.number);
+      write_rows<T, P::kChunks>(tile.dv, a.weight_factor, a.weight_factor, shared.owned[c.number][1], &maps.second,
+                                tile.begin, key_head, b, 1 + c.number);
     }
-    if (first_step < steps && thread == 0) {
-      cuda::arrive(&shared.owned_empty[consumer]);
+    if (tile.is_seen()) {
+      c.release_owned();
     }
   });
 }

@@ -1,6 +1,11 @@
 // Flash attention: which problems it supports, which kernel a problem gets, and the kernel that every backward runs
-// first. The kernels for all GPUs are in flash_attention_portable.cuh. On compute capability 9.0, problems without a
-// mask tensor use flash_attention_sm90.cu and flash_attention_backward_sm90.cu.
+// first.
+//
+//                  ┌─ mask tensor ────────────────> flash_attention_masked_cuda.cu
+//     a problem ───┼─ wgmma, fits tensor maps ────> flash_attention_sm90.cu, flash_attention_backward_sm90.cu
+//                  └─ any other ──────────────────> here, from flash_attention_portable.cuh
+//
+//     backward     out, dout, lse ──> stats_kernel ──> stats ──> gradient of queries, gradients of keys and values
 
 #include <algorithm>
 #include <cmath>

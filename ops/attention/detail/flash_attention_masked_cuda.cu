@@ -1,5 +1,5 @@
-// Flash attention with a mask tensor, for all GPUs. Here, dropout is a run-time option, which halves the number of
-// kernels to compile.
+// Flash attention with a mask tensor, for all GPUs: the kernels of flash_attention_portable.cuh, whose page has the
+// drawing, as Variant::masked. Here, dropout is a run-time option, which halves the number of kernels to compile.
 
 #include <mica/ops/attention/detail/flash_attention_portable.cuh>
 

@@ -5,6 +5,13 @@
 // operand: rows are queries, and the blocks are of keys; for the gradients of keys and values it is the other way
 // around. The first product, q · kᵀ, leaves a warp's weights in the register layout that the second product needs, so
 // they are never stored to memory.
+//
+//     owned: q (64 rows) ───────────┐
+//                                   ├──> scores ──> mask ──> softmax ──> dropout ──> out = out · shrink + weights · v
+//     passing: k, v (two stages) ───┘    (mma)             (registers)                     (mma)
+//
+// The gradients own q and dout, or k and v, and the others pass. There are variants for head sizes up to 32, 64, 96 and
+// 128, and for what happens to the weights (Variant): the plain one has no instructions for dropout or mask tensors.
 
 #include <cmath>
 #include <cstdint>
@@ -281,6 +288,77 @@ class VisibleKeys {
   T* stages_;
 };
 
+/// Before a step: starts the copies of the next one and waits for this step's. `passing` is VisibleKeys or
+/// SeeingQueries.
+template <class Passing>
+__device__ void arrive_at(const Passing& passing, int step) {
+  if (step + 1 < passing.steps) {
+    passing.load(step + 1);
+  }
+  cuda::commit_copies();
+  cuda::wait_copies<1>();
+  __syncthreads();
+}
+
+/// The softmax of lane l's rows l / 4 and l / 4 + 8 so far.
+struct Rows {
+  float most[2] = {-INFINITY, -INFINITY};  // the largest unscaled scores
+  float total[2] = {};                     // this lane's part of the sums of weights
+};
+
+/// Sets the scores of keys that a query does not see to −inf, in a warp's tile that begins at `query` and `key`.
+template <int kKeys>
+__device__ void mask_unseen(float (&scores)[kKeys / 8][4], const Work& a, int query, int key) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (key + kKeys > a.keys || key + kKeys - 1 > query + a.offset) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int end = min(a.keys, query + lane / 4 + half * 8 + a.offset + 1) - key - lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (j * 8 + i >= end) {
+            scores[j][2 * half + i] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Converts scores to unnormalized weights. Since the maximum may have grown, earlier sums are rescaled.
+template <int kKeys, int kDepth>
+__device__ void soften(float (&scores)[kKeys / 8][4], Rows& rows, float (&sums)[kDepth / 8][4], float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float most = rows.most[half];
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+      most = fmaxf(most, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
+    }
+    most = maximum_of_row(most);
+    const float shift = most == -INFINITY ? 0 : most * scale_log2;
+    const float shrink = cuda::approximate_exp2(rows.most[half] * scale_log2 - shift);
+    rows.most[half] = most;
+    rows.total[half] *= shrink;
+#pragma unroll
+    for (int j = 0; j < kDepth / 8; ++j) {
+      sums[j][2 * half] *= shrink;
+      sums[j][2 * half + 1] *= shrink;
+    }
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& weight = scores[j][2 * half + i];
+        weight = cuda::approximate_exp2(weight * scale_log2 - shift);
+        rows.total[half] += weight;
+      }
+    }
+  }
+}
+
 /// The forward of a block of queries (QueryPlace).
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_kernel(const __grid_constant__ Work a) {
@@ -297,69 +375,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
-  float most[2] = {-INFINITY, -INFINITY};  // the largest unscaled scores of rows l / 4 and l / 4 + 8
-  float total[2] = {};                     // this lane's part of the sums of their weights
+  Rows rows;
   if (passing.steps > 0) {
     load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
     passing.load(0);
     cuda::commit_copies();
   }
   for (int step = 0; step < passing.steps; ++step) {
-    if (step + 1 < passing.steps) {
-      passing.load(step + 1);
-    }
-    cuda::commit_copies();
-    cuda::wait_copies<1>();
-    __syncthreads();
+    arrive_at(passing, step);
     const T* const k = passing.at(step);
+    const int key = step * kKeys;
     float weights[kKeys / 8][4];
     multiply_transposed<T, kDepth, kKeys>(weights, q + warp_row * P::kPitch, k);
-    const int key = step * kKeys;
     if constexpr (kVariant == Variant::masked) {
       add_mask<T, true, kKeys>(weights, a, b, h, first + warp_row, key);
     }
-    if (key + kKeys > a.keys || key + kKeys - 1 > first + warp_row + a.offset) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int end = min(a.keys, first + warp_row + lane / 4 + half * 8 + a.offset + 1) - key - lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (j * 8 + i >= end) {
-              weights[j][2 * half + i] = -INFINITY;
-            }
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float now = most[half];
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        now = fmaxf(now, fmaxf(weights[j][2 * half], weights[j][2 * half + 1]));
-      }
-      now = maximum_of_row(now);
-      const float shift = now == -INFINITY ? 0 : now * a.scale_log2;
-      const float shrink = cuda::approximate_exp2(most[half] * a.scale_log2 - shift);
-      most[half] = now;
-      total[half] *= shrink;
-#pragma unroll
-      for (int j = 0; j < kDepth / 8; ++j) {
-        sums[j][2 * half] *= shrink;
-        sums[j][2 * half + 1] *= shrink;
-      }
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& weight = weights[j][2 * half + i];
-          weight = cuda::approximate_exp2(weight * a.scale_log2 - shift);
-          total[half] += weight;
-        }
-      }
-    }
+    mask_unseen<kKeys>(weights, a, first + warp_row, key);
+    soften<kKeys, kDepth>(weights, rows, sums, a.scale_log2);
     if constexpr (kDrops) {
       const std::uint32_t kept =
           draw_for<kVariant, true, kKeys>(a, dropout_key, b * a.heads + h, first + warp_row, key);
@@ -369,16 +401,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
     }
     __syncthreads();  // before the stage is filled again
   }
-
   float factors[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    total[half] = sum_of_row(total[half]);
-    factors[half] = total[half] == 0 ? 0 : a.weight_factor / total[half];  // 0 if the query sees no key
+    const float total = sum_of_row(rows.total[half]);
+    factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0 if the query sees no key
     const int row = first + warp_row + lane / 4 + half * 8;
     if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
       a.lse[(std::int64_t{b} * a.heads + h) * a.queries + row] =
-          total[half] == 0 ? -INFINITY : (most[half] * a.scale_log2 + log2f(total[half])) * kLn2;
+          total == 0 ? -INFINITY : (rows.most[half] * a.scale_log2 + log2f(total)) * kLn2;
     }
   }
   store_rows<T, kDepth>(a.out.at<T>(b, h), a.out.row, first + warp_row, a.queries, a.depth, sums, factors[0],
@@ -419,12 +450,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
     cuda::commit_copies();
   }
   for (int step = 0; step < passing.steps; ++step) {
-    if (step + 1 < passing.steps) {
-      passing.load(step + 1);
-    }
-    cuda::commit_copies();
-    cuda::wait_copies<1>();
-    __syncthreads();
+    arrive_at(passing, step);
     const T* const k = passing.at(step);
     float weights[kKeys / 8][4];
     float dweights[kKeys / 8][4];
@@ -462,6 +488,91 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
                         a.gradient_scale);
 }
 
+/// The queries that see a block of keys, of all heads that share the key head. They and dout stream through two stages
+/// of shared memory, block by block; each block is a step.
+template <class T, int kDepth>
+class SeeingQueries {
+  using P = Plan<kDepth>;
+
+ public:
+  const int first_step;
+  const int steps_of_head;
+  const int steps;
+
+  __device__ SeeingQueries(const Work& a, int first_key, int b, int key_head, T* stages)
+      : first_step(min(a.first_query(first_key), a.queries) / P::kSteps),
+        steps_of_head((a.queries + P::kSteps - 1) / P::kSteps - first_step),
+        steps(steps_of_head * a.group),
+        a_(a),
+        b_(b),
+        key_head_(key_head),
+        stages_(stages) {}
+
+  __device__ int head_of(int step) const { return key_head_ * a_.group + step / steps_of_head; }
+  __device__ int query_of(int step) const { return (first_step + step % steps_of_head) * P::kSteps; }
+
+  /// Starts copying the queries of a step and their dout.
+  __device__ void load(int step) const {
+    T* const to = stages_ + step % 2 * 2 * P::kPassing;
+    const int h = head_of(step);
+    const int query = query_of(step);
+    load_rows<T, kDepth, P::kSteps>(to, a_.q.at<const T>(b_, h) + query * a_.q.row, a_.q.row, a_.queries - query,
+                                    a_.depth);
+    load_rows<T, kDepth, P::kSteps>(to + P::kPassing, a_.dout.at<const T>(b_, h) + query * a_.dout.row, a_.dout.row,
+                                    a_.queries - query, a_.depth);
+  }
+
+  /// The queries of a step; their dout is kPassing elements after them.
+  __device__ const T* at(int step) const { return stages_ + step % 2 * 2 * P::kPassing; }
+
+ private:
+  const Work& a_;
+  int b_;
+  int key_head_;
+  T* stages_;
+};
+
+/// Converts transposed scores to weights, 0 where a query does not see a key. `stats` are those of the lane's first
+/// query; `begin` is the first query that sees the lane's first key, counted from there.
+template <int kQueries>
+__device__ void weigh(float (&scores)[kQueries / 8][4], const float* stats, int begin, float scale_log2) {
+#pragma unroll
+  for (int j = 0; j < kQueries / 8; ++j) {
+    const float2 log2_sums = *reinterpret_cast<const float2*>(stats + j * 8);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& weight = scores[j][2 * half + i];
+        weight = j * 8 + i >= begin + half * 8
+                     ? cuda::approximate_exp2(weight * scale_log2 - (i == 0 ? log2_sums.x : log2_sums.y))
+                     : 0;
+      }
+    }
+  }
+}
+
+/// weights · (dweights − mean), the gradients of the transposed scores. kDrops: dropout, by the bits of draw_kept().
+template <int kQueries, bool kDrops>
+__device__ void differentiate(float (&weights)[kQueries / 8][4], float (&dweights)[kQueries / 8][4], const float* stats,
+                              std::uint32_t kept) {
+#pragma unroll
+  for (int j = 0; j < kQueries / 8; ++j) {
+    const float2 means = *reinterpret_cast<const float2*>(stats + kStatsRows + j * 8);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (kDrops) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          dweights[j][i] = keep<false>(dweights[j][i], kept, j * 4 + i);
+        }
+      }
+      weights[j][2 * half] *= dweights[j][2 * half] - means.x;
+      weights[j][2 * half + 1] *= dweights[j][2 * half + 1] - means.y;
+    }
+  }
+}
+
 /// The gradients of a block of keys and values, summed over the queries of all heads that share them. Thread blocks
 /// with smaller indices get earlier blocks of keys, since with causal masking the most queries see these; within a
 /// block of keys, thread blocks are ordered by key head. Weights are computed transposed: rows are keys, columns
@@ -475,7 +586,6 @@ __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
   extern __shared__ __align__(16) unsigned char memory[];
   T* const k = reinterpret_cast<T*>(memory);
   T* const v = k + P::kOwned;
-  T* const passing = v + P::kOwned;  // two stages of q and dout
 
   const int key_heads = a.heads / a.group;
   const int all_heads = a.batches * key_heads;
@@ -484,87 +594,43 @@ __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
   const int key_head = static_cast<int>(blockIdx.x) % key_heads;
   const int warp_row = static_cast<int>(threadIdx.x) / kWarp * kWarpRows;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first_step = min(a.first_query(first), a.queries) / kQueries;
-  const int steps_of_head = (a.queries + kQueries - 1) / kQueries - first_step;
-  const int steps = steps_of_head * a.group;
-  const auto head_of = [&](int step) { return key_head * a.group + step / steps_of_head; };
-  const auto query_of = [&](int step) { return (first_step + step % steps_of_head) * kQueries; };
-  const auto load = [&](int step) {
-    T* const to = passing + step % 2 * 2 * P::kPassing;
-    const int h = head_of(step);
-    const int query = query_of(step);
-    load_rows<T, kDepth, kQueries>(to, a.q.at<const T>(b, h) + query * a.q.row, a.q.row, a.queries - query, a.depth);
-    load_rows<T, kDepth, kQueries>(to + P::kPassing, a.dout.at<const T>(b, h) + query * a.dout.row, a.dout.row,
-                                   a.queries - query, a.depth);
-  };
+  const SeeingQueries<T, kDepth> passing(a, first, b, key_head, v + P::kOwned);
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float dk[kDepth / 8][4] = {};
   float dv[kDepth / 8][4] = {};
-  if (steps > 0) {
+  if (passing.steps > 0) {
     load_rows<T, kDepth, kBlockRows>(k, a.k.at<const T>(b, key_head) + first * a.k.row, a.k.row, a.keys - first,
                                      a.depth);
     load_rows<T, kDepth, kBlockRows>(v, a.v.at<const T>(b, key_head) + first * a.v.row, a.v.row, a.keys - first,
                                      a.depth);
-    load(0);
+    passing.load(0);
     cuda::commit_copies();
   }
-  for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) {
-      load(step + 1);
-    }
-    cuda::commit_copies();
-    cuda::wait_copies<1>();
-    __syncthreads();
-    const T* const q = passing + step % 2 * 2 * P::kPassing;
+  for (int step = 0; step < passing.steps; ++step) {
+    arrive_at(passing, step);
+    const T* const q = passing.at(step);
     const T* const dout = q + P::kPassing;
-    const int query = query_of(step);
-    const float* const stats = a.stats_of(b * a.heads + head_of(step), query) + lane % 4 * 2;
+    const int query = passing.query_of(step);
+    const float* const stats = a.stats_of(b * a.heads + passing.head_of(step), query) + lane % 4 * 2;
     float weights[kQueries / 8][4];
     float dweights[kQueries / 8][4];
     multiply_transposed<T, kDepth, kQueries>(weights, k + warp_row * P::kPitch, q);
     if constexpr (kVariant == Variant::masked) {
-      add_mask<T, false, kQueries>(weights, a, b, head_of(step), first + warp_row, query);
+      add_mask<T, false, kQueries>(weights, a, b, passing.head_of(step), first + warp_row, query);
     }
-#pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 log2_sums = *reinterpret_cast<const float2*>(stats + j * 8);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        // Keys past the end need no mask, since their rows are not written.
-        const int begin = first + warp_row + lane / 4 + half * 8 - a.offset - query - lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& weight = weights[j][2 * half + i];
-          weight = j * 8 + i >= begin
-                       ? cuda::approximate_exp2(weight * a.scale_log2 - (i == 0 ? log2_sums.x : log2_sums.y))
-                       : 0;
-        }
-      }
-    }
+    // Keys past the end need no mask, since their rows are not written.
+    weigh<kQueries>(weights, stats, first + warp_row + lane / 4 - a.offset - query - lane % 4 * 2, a.scale_log2);
     [[maybe_unused]] std::uint32_t kept = 0;
     if constexpr (kDrops) {
-      kept = draw_for<kVariant, false, kQueries>(a, dropout_key, b * a.heads + head_of(step), first + warp_row, query);
+      kept = draw_for<kVariant, false, kQueries>(a, dropout_key, b * a.heads + passing.head_of(step), first + warp_row,
+                                                 query);
       add_product<T, kDepth, kQueries>(dv, weights, dout, KeepSome<false>{kept});
     } else {
       add_product<T, kDepth, kQueries>(dv, weights, dout);
     }
     multiply_transposed<T, kDepth, kQueries>(dweights, v + warp_row * P::kPitch, dout);
-#pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 means = *reinterpret_cast<const float2*>(stats + kStatsRows + j * 8);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (kDrops) {
-#pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            dweights[j][i] = keep<false>(dweights[j][i], kept, j * 4 + i);
-          }
-        }
-        weights[j][2 * half] *= dweights[j][2 * half] - means.x;
-        weights[j][2 * half + 1] *= dweights[j][2 * half + 1] - means.y;
-      }
-    }
+    differentiate<kQueries, kDrops>(weights, dweights, stats, kept);
     add_product<T, kDepth, kQueries>(dk, weights, q);
     __syncthreads();  // before the stage is filled again
   }

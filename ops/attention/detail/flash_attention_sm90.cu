@@ -1,9 +1,15 @@
 // The forward of attention with wgmma and TMA, for compute capability 9.0, after FlashAttention-3 (Shah et al., 2024).
-// See flash_attention.md.
+//
+//     q (64 queries) ───────┐
+//                           ├──> scores ──> mask ──> softmax ──> dropout ──> out = out · shrink + weights · v ──> out
+//     k, v (ring of stages) ┘    (wgmma)           (registers)                        (wgmma)                      lse
+//
+// A thread block has a producer, which copies the tiles, and two or four consumer warpgroups (ForwardTile). There are
+// variants for head sizes up to 64 and up to 128, with and without dropout, and one in which two consumers share
+// queries (kParts), for long causal prompts with fewer tiles than multiprocessors. See flash_attention.md.
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include <mica/ops/attention/detail/flash_attention_dropout.cuh>
 #include <mica/ops/attention/detail/flash_attention_sm90.cuh>
@@ -15,14 +21,13 @@ namespace {
 /// Sizes of the kernel. Tiles of kKeys keys and values stream through kStages stages of shared memory. kParts consumer
 /// warpgroups share the same queries: each processes every kParts-th tile of keys, and the first one adds up their
 /// results.
-template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, bool kOverlap_, int kParts_ = 1>
+template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, int kParts_ = 1>
 struct ForwardPlan {
   static constexpr int kDepth = kDepth_;
   static constexpr int kChunks = kDepth / kChunk;
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kKeys = kKeys_;
   static constexpr int kStages = kStages_;
-  static constexpr bool kOverlap = kOverlap_;  // whether a consumer's products overlap its own softmax
   static constexpr int kParts = kParts_;
   static constexpr int kGroups = kConsumers / kParts;  // groups of consumers that share queries
   static constexpr int kQueries = kGroups * kConsumerRows;
@@ -197,215 +202,242 @@ __device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&
   cuda::barrier_sync(barrier, 2 * kWarpgroup);  // `sent` has been read and may be overwritten
 }
 
-/// The loop of a consumer warpgroup: 64 queries of each tile of this block. While the warpgroup computes the softmax of
-/// a block of keys, the tensor cores multiply the previous block's weights by its values, and the next block's keys.
-template <class T, class P, bool kDrops>
-__device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
-  const int consumer = consumer_of_thread();
-  const int group = consumer / P::kParts;
-  const int part = consumer % P::kParts;
+/// What a thread of a consumer warpgroup keeps from tile to tile.
+template <class P, bool kDrops>
+struct ForwardConsumer {
+  typename P::Shared& shared;
+  const Work& a;
+  const int number = consumer_of_thread();
+  const int group = number / P::kParts;
+  const int part = number % P::kParts;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const int lane = thread % kWarp;
-  const int own_row = group * kConsumerRows + thread / kWarp * 16 + lane / 4;
-  unsigned char* const q = shared.q[group];
-  const auto release = [&](std::uint64_t* barrier) {
+  const int own_row = group * kConsumerRows + thread / kWarp * 16 + lane / 4;  // the lane's first row of a tile
+  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
+  Ring<P::kStages> ring;
+  unsigned q_parity = 0;
+
+  __device__ void release(std::uint64_t* barrier) const {
     __syncwarp();
     if (lane == 0) {
       cuda::arrive(barrier);
     }
-  };
-  const PhiloxKey dropout_key = kDrops ? absolute_key(a.dropout_key) : PhiloxKey{};
-  Ring<P::kStages> ring;
-  unsigned q_parity = 0;
-  order.each([&](Order::Place place) {
-    const int b = place.head / a.heads;
-    const int h = place.head % a.heads;
-    const int first = place.tile * P::kQueries;
-    const int begin = first + group * kConsumerRows;
-    const int steps_of_block = steps_of<P>(a, first, first + P::kQueries);
-    const int steps = steps_of<P>(a, begin, begin + kConsumerRows);
-    const auto is_own = [&](int step) { return P::kParts == 1 || step % P::kParts == part; };
-    for (int step = steps_of_block; step > steps; --step, ring.advance()) {  // skips steps that only others need
+  }
+};
+
+/// A consumer warpgroup's 64 queries of a tile. While the warpgroup computes the softmax of a block of keys, the tensor
+/// cores multiply the previous block's weights by its values, and the next block's keys.
+template <class T, class P, bool kDrops>
+struct ForwardTile {
+  ForwardConsumer<P, kDrops>& c;
+  typename P::Shared& shared = c.shared;
+  const Work& a = c.a;
+  Ring<P::kStages>& ring = c.ring;
+  const int head;   // of all batches
+  const int first;  // of the thread block's queries
+  const int begin = first + c.group * kConsumerRows;
+  const int steps = steps_of<P>(a, begin, begin + kConsumerRows);  // blocks of keys that the queries see
+
+  Rows rows;
+  float out[P::kDepth / 2] = {};
+  float scores[P::kKeys / 2];
+  std::uint32_t weights[P::kKeys / 16][4];
+  float shrink[2];                                 // factors of all earlier sums
+  std::uint32_t kept[kDrops ? P::kKeys / 64 : 1];  // the weights that dropout keeps, 64 keys per register
+
+  __device__ ForwardTile(ForwardConsumer<P, kDrops>& c, Order::Place place)
+      : c(c), head(place.head), first(place.tile * P::kQueries) {}
+
+  __device__ bool is_own(int step) const { return P::kParts == 1 || step % P::kParts == c.part; }
+
+  /// Releases the stages of keys that only other queries of the thread block see.
+  __device__ void skip_unseen() {
+    for (int step = steps_of<P>(a, first, first + P::kQueries); step > steps; --step, ring.advance()) {
       if (is_own(step - 1)) {
         cuda::wait(&shared.k_full[ring.stage], ring.parity);
-        release(&shared.k_empty[ring.stage]);
+        c.release(&shared.k_empty[ring.stage]);
         cuda::wait(&shared.v_full[ring.stage], ring.parity);
-        release(&shared.v_empty[ring.stage]);
+        c.release(&shared.v_empty[ring.stage]);
       }
     }
-    float out[P::kDepth / 2] = {};
-    Rows rows;
-    if (steps > 0) {
-      float scores[P::kKeys / 2];
-      std::uint32_t weights[P::kKeys / 16][4];
-      float shrink[2];
-      const auto mask_step = [&](int step) {
-        int visible[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          visible[half] = min(a.keys, first + own_row + half * 8 + a.offset + 1) - step * P::kKeys;
-        }
-        mask<P::kKeys>(scores, visible);
-      };
-      const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kKeys;  // key blocks that all queries see
-      const auto multiply_keys = [&](int stage) {
-        multiply_transposed<T, P::kChunks, P::kKeys>(scores, q, shared.k[stage]);
-      };
-      // Which weights of a block dropout keeps, 64 keys per register. It is computed while products run.
-      std::uint32_t kept[kDrops ? P::kKeys / 64 : 1];
-      const auto draw = [&](int step) {
-        if constexpr (kDrops) {
-#pragma unroll
-          for (int i = 0; i < P::kKeys / 64; ++i) {
-            kept[i] =
-                draw_kept<true, 64>(a, dropout_key, place.head, begin + thread / kWarp * 16, step * P::kKeys + i * 64);
-          }
-        }
-      };
-      const auto round_weights = [&] {
-        round_to<T, P::kKeys>(weights, scores);
-        if constexpr (kDrops) {
-          drop_rounded<true, P::kKeys>(weights, kept);
-        }
-      };
-      const auto add_values = [&](int stage) { add_product<T, P::kChunks, P::kKeys>(out, weights, shared.v[stage]); };
-      const auto shrink_out = [&] {
-#pragma unroll
-        for (int i = 0; i < P::kDepth / 2; ++i) {
-          out[i] *= shrink[i / 2 % 2];
-        }
-      };
-      cuda::wait(&shared.q_full[group], q_parity);
-      q_parity ^= 1;
-      int last = steps - 1;  // this consumer's first step
-      if (!is_own(last)) {
-        --last;
-        ring.advance();
-      }
-      if (P::kParts > 1 && last < 0) {
-        // The only step belongs to another consumer.
-      } else if constexpr (P::kOverlap) {
-        int step = last;
-        cuda::wait(&shared.k_full[ring.stage], ring.parity);
-        cuda::begin_products();
-        multiply_keys(ring.stage);
-        cuda::commit_products();
-        draw(step);
-        cuda::wait_products<0>();
-        cuda::pin(scores);
-        release(&shared.k_empty[ring.stage]);
-        if (step >= unmasked) {
-          mask_step(step);
-        }
-        soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
-        round_weights();
-        const auto do_step = [&](auto masked) {
-          Ring<P::kStages> next = ring;
-#pragma unroll
-          for (int i = 0; i < P::kParts; ++i) {
-            next.advance();
-          }
-          cuda::wait(&shared.k_full[next.stage], next.parity);
-          pin_all(weights);
-          cuda::pin(out);
-          cuda::begin_products();
-          multiply_keys(next.stage);
-          cuda::commit_products();
-          cuda::wait(&shared.v_full[ring.stage], ring.parity);
-          add_values(ring.stage);
-          cuda::commit_products();
-          draw(step);
-          cuda::wait_products<1>();
-          cuda::pin(scores);
-          release(&shared.k_empty[next.stage]);
-          if constexpr (decltype(masked)::value) {
-            mask_step(step);
-          }
-          soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
-          cuda::wait_products<0>();
-          cuda::pin(out);
-          pin_all(weights);
-          release(&shared.v_empty[ring.stage]);
-          shrink_out();
-          round_weights();
-          ring = next;
-        };
+  }
+
+  /// Attention over the blocks of keys, from the last one to the first. Those that need a mask come first.
+  __device__ void attend() {
+    const int unmasked = max(0, min(a.keys, begin + a.offset + 1)) / P::kKeys;  // blocks that all queries see
+    int step = steps - 1;
+    if (!is_own(step)) {
+      --step;
+      ring.advance();
+    }
+    if (P::kParts > 1 && step < 0) {
+      return;  // the only block belongs to another consumer
+    }
+    begin_attention(step, step >= unmasked);
 #pragma unroll 1
-        for (step -= P::kParts; step >= unmasked; step -= P::kParts) {
-          do_step(std::true_type{});
-        }
+    for (step -= P::kParts; step >= unmasked; step -= P::kParts) {
+      do_step<true>(step);
+    }
 #pragma unroll 1
-        for (; step >= 0; step -= P::kParts) {
-          do_step(std::false_type{});
-        }
-        cuda::wait(&shared.v_full[ring.stage], ring.parity);
-        pin_all(weights);
-        cuda::pin(out);
-        cuda::begin_products();
-        add_values(ring.stage);
-        cuda::commit_products();
-        cuda::wait_products<0>();
-        cuda::pin(out);
-        release(&shared.v_empty[ring.stage]);
-        ring.advance();
-        if (P::kParts > 1 && part > 0) {
-          ring.skip(part);  // the remaining steps, which belong to other consumers
-        }
-      } else {
-        static_assert(P::kParts == 1);
-#pragma unroll 1
-        for (int step = steps - 1; step >= 0; --step, ring.advance()) {
-          cuda::wait(&shared.k_full[ring.stage], ring.parity);
-          cuda::begin_products();
-          multiply_keys(ring.stage);
-          cuda::commit_products();
-          draw(step);
-          cuda::wait_products<0>();
-          cuda::pin(scores);
-          release(&shared.k_empty[ring.stage]);
-          if (step >= unmasked) {
-            mask_step(step);
-          }
-          soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
-          shrink_out();
-          round_weights();
-          cuda::wait(&shared.v_full[ring.stage], ring.parity);
-          pin_all(weights);
-          cuda::pin(out);
-          cuda::begin_products();
-          add_values(ring.stage);
-          cuda::commit_products();
-          cuda::wait_products<0>();
-          cuda::pin(out);
-          release(&shared.v_empty[ring.stage]);
-        }
+    for (; step >= 0; step -= P::kParts) {
+      do_step<false>(step);
+    }
+    end_attention();
+  }
+
+  /// The weights of this consumer's first block of keys.
+  __device__ void begin_attention(int step, bool masked) {
+    cuda::wait(&shared.k_full[ring.stage], ring.parity);
+    cuda::begin_products();
+    multiply_keys(ring.stage);
+    draw(step);
+    cuda::wait_products<0>();
+    cuda::pin(scores);
+    c.release(&shared.k_empty[ring.stage]);
+    if (masked) {
+      mask_step(step);
+    }
+    soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
+    round_weights();
+  }
+
+  /// The weights of a block of keys, meanwhile the sums of values with the weights of the block before it.
+  template <bool kMasked>
+  __device__ void do_step(int step) {
+    Ring<P::kStages> next = ring;
+#pragma unroll
+    for (int i = 0; i < P::kParts; ++i) {
+      next.advance();
+    }
+    cuda::wait(&shared.k_full[next.stage], next.parity);
+    begin_products();
+    multiply_keys(next.stage);
+    cuda::wait(&shared.v_full[ring.stage], ring.parity);
+    add_values();
+    draw(step);
+    cuda::wait_products<1>();
+    cuda::pin(scores);
+    c.release(&shared.k_empty[next.stage]);
+    if constexpr (kMasked) {
+      mask_step(step);
+    }
+    soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
+    cuda::wait_products<0>();
+    cuda::pin(out);
+    pin_all(weights);
+    c.release(&shared.v_empty[ring.stage]);
+    rescale_sums();
+    round_weights();
+    ring = next;
+  }
+
+  /// Adds the values with the last weights.
+  __device__ void end_attention() {
+    cuda::wait(&shared.v_full[ring.stage], ring.parity);
+    begin_products();
+    add_values();
+    cuda::wait_products<0>();
+    cuda::pin(out);
+    c.release(&shared.v_empty[ring.stage]);
+    ring.advance();
+    if (P::kParts > 1 && c.part > 0) {
+      ring.skip(c.part);  // the remaining blocks, which belong to other consumers
+    }
+  }
+
+  /// Begins products that read `weights` and add to `out`.
+  __device__ void begin_products() {
+    pin_all(weights);
+    cuda::pin(out);
+    cuda::begin_products();
+  }
+
+  __device__ void multiply_keys(int stage) {
+    multiply_transposed<T, P::kChunks, P::kKeys>(scores, shared.q[c.group], shared.k[stage]);
+    cuda::commit_products();
+  }
+
+  __device__ void add_values() {
+    add_product<T, P::kChunks, P::kKeys>(out, weights, shared.v[ring.stage]);
+    cuda::commit_products();
+  }
+
+  /// Draws the dropout of a block, while products run.
+  __device__ void draw(int step) {
+    if constexpr (kDrops) {
+#pragma unroll
+      for (int i = 0; i < P::kKeys / 64; ++i) {
+        kept[i] = draw_kept<true, 64>(a, c.dropout_key, head, begin + c.thread / kWarp * 16, step * P::kKeys + i * 64);
       }
     }
-    if constexpr (P::kParts > 1) {
-      if (steps > 0) {
-        constexpr int kFirstBarrier = 8;  // after the barriers of the consumers, which write_rows() uses
-        add_other_part<P>(out, rows, shared.sent[group], part, kFirstBarrier + group, a.scale_log2);
-      }
-      if (part > 0) {
-        return;  // only the first part writes
-      }
+  }
+
+  __device__ void mask_step(int step) {
+    int visible[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      visible[half] = min(a.keys, first + c.own_row + half * 8 + a.offset + 1) - step * P::kKeys;
     }
+    mask<P::kKeys>(scores, visible);
+  }
+
+  __device__ void rescale_sums() {
+#pragma unroll
+    for (int i = 0; i < P::kDepth / 2; ++i) {
+      out[i] *= shrink[i / 2 % 2];
+    }
+  }
+
+  __device__ void round_weights() {
+    round_to<T, P::kKeys>(weights, scores);
+    if constexpr (kDrops) {
+      drop_rounded<true, P::kKeys>(weights, kept);
+    }
+  }
+
+  /// Divides the sums by the total weights, and writes them and lse.
+  __device__ void write(const CUtensorMap& map) {
     float factors[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float total = sum_of_row(rows.total[half]);
       factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0 if the query sees no key
-      const int row = first + own_row + half * 8;
-      if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
-        a.lse[std::int64_t{place.head} * a.queries + row] =
+      const int row = first + c.own_row + half * 8;
+      if (a.lse != nullptr && c.lane % 4 == 0 && row < a.queries) {
+        a.lse[std::int64_t{head} * a.queries + row] =
             total == 0 ? -INFINITY : (rows.most[half] * a.scale_log2 + log2f(total)) * kLn2;
       }
     }
     if (begin < a.queries) {
-      write_rows<T, P::kChunks>(out, factors[0], factors[1], q, &maps.out, begin, h, b, 1 + consumer);
+      write_rows<T, P::kChunks>(out, factors[0], factors[1], shared.q[c.group], &map, begin, head % a.heads,
+                                head / a.heads, 1 + c.number);
     }
-    if (steps > 0 && thread == 0) {
-      cuda::arrive(&shared.q_empty[group]);
+  }
+};
+
+template <class T, class P, bool kDrops>
+__device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
+  constexpr int kMergeBarrier = 8;  // after the barriers of the consumers, which write_rows() uses
+  ForwardConsumer<P, kDrops> c{shared, a};
+  order.each([&](Order::Place place) {
+    ForwardTile<T, P, kDrops> tile(c, place);
+    tile.skip_unseen();
+    if (tile.steps > 0) {
+      cuda::wait(&shared.q_full[c.group], c.q_parity);
+      c.q_parity ^= 1;
+      tile.attend();
+    }
+    if constexpr (P::kParts > 1) {
+      if (tile.steps > 0) {
+        add_other_part<P>(tile.out, tile.rows, shared.sent[c.group], c.part, kMergeBarrier + c.group, a.scale_log2);
+      }
+      if (c.part > 0) {
+        return;  // only the first part writes
+      }
+    }
+    tile.write(maps.out);
+    if (tile.steps > 0 && c.thread == 0) {
+      cuda::arrive(&shared.q_empty[c.group]);
     }
   });
 }
@@ -496,15 +528,15 @@ bool is_one_wave(const Work& work) {
 }  // namespace
 
 void forward_sm90(const Work& work) {
-  using Large = ForwardPlan<64, 4, 64, 4, true>;
-  using Small = ForwardPlan<64, 4, 64, 8, true, 2>;
+  using Large = ForwardPlan<64, 4, 64, 4>;
+  using Small = ForwardPlan<64, 4, 64, 8, 2>;
   on_dtype(Types<Float16, BFloat16>{}, work.dtype, "attention", [&]<class T>() {
     if (work.depth <= 64 && !work.drops && is_one_wave<Large>(work)) {
       launch_forward<T, Small, false>(work);
     } else if (work.depth <= 64) {
       launch_forward<T, Large>(work);
     } else {
-      launch_forward<T, ForwardPlan<128, 2, 128, 2, true>>(work);
+      launch_forward<T, ForwardPlan<128, 2, 128, 2>>(work);
     }
   });
 }

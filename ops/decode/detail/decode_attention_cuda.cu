@@ -10,6 +10,8 @@
 //                        |
 //         sums of a block's warps and of the new key -> sums of the cluster's blocks, each in a fixed order -> y
 //
+// There are variants for each head size, and for 1, 2 or up to 4 query heads per key head.
+//
 // If the previous kernel does not write to the cache, the copies of the first keys and values to shared memory start
 // before that kernel has ended.
 
@@ -447,13 +449,17 @@ using WarpSoftmax =
 template <int kWidth>
 inline constexpr int kStages = kWidth <= 64 ? 2 : 1;
 
+/// A block of a cluster, and the steps of its attention.
 template <class T, int kWidth, int kHeads>
-__global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
-    decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
+struct AttentionBlock {
   using Softmax = WarpSoftmax<T, kWidth, kHeads>;
-  constexpr int kStages = kernels::kStages<kWidth>;
-  __shared__ Shared<T, kWidth, kHeads> shared;
-  extern __shared__ __align__(16) unsigned char memory[];
+  using Staged = typename Softmax::Staged;
+  static constexpr int kStages = kernels::kStages<kWidth>;
+
+  const Arguments<T>& a;
+  Shared<T, kWidth, kHeads>& shared;
+  Staged* const staged;      // this warp's stages
+  Sent<kWidth>* const sent;  // [other block][head]
 
   const int rank = static_cast<int>(blockIdx.x);  // in the cluster
   const int key_head = static_cast<int>(blockIdx.y) / a.parts;
@@ -464,14 +470,6 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   const int heads = min(kHeads, group - first_head);  // of this cluster
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  auto* const staged = reinterpret_cast<typename Softmax::Staged*>(memory) + warp * kStages;
-  auto* const sent = reinterpret_cast<Sent<kWidth>*>(  // [other block][head]
-      reinterpret_cast<typename Softmax::Staged*>(memory) + kWarps * kStages);
-
-  cuda::allow_dependents();
-  if (!a.settled) {
-    cuda::wait_for_previous_kernel();
-  }
 
   const std::int64_t length = *a.length;
   const std::int64_t padding = a.padding == nullptr ? 0 : a.padding[sequence];
@@ -479,9 +477,6 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   // Attention sees the cached positions [begin, length).
   const std::int64_t begin = max(max(length - a.capacity + 1, std::int64_t{0}), padding);
   const int blocks = length - begin <= kKeysOfOne ? 1 : a.blocks;
-  if (rank >= blocks) {
-    return;
-  }
   T* const keys = a.keys + (sequence * a.key_heads + key_head) * a.capacity * kWidth;
   T* const values = a.values + (sequence * a.key_heads + key_head) * a.capacity * kWidth;
   const Cached<T, kWidth> cached{.keys = keys,
@@ -490,93 +485,106 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
                                  .length = length,
                                  .lap = begin - begin % a.capacity,
                                  .capacity = a.capacity};
+  // The warp's units of keys.
   const std::int64_t step = static_cast<std::int64_t>(blocks) * kWarps * Softmax::kKeys;
   const std::int64_t first = begin + (rank * kWarps + warp) * Softmax::kKeys;
-  const auto start_copies = [&](std::int64_t at, int stage) {
+
+  __device__ AttentionBlock(const Arguments<T>& a, Shared<T, kWidth, kHeads>& shared, unsigned char* memory)
+      : a(a),
+        shared(shared),
+        staged(reinterpret_cast<Staged*>(memory) + static_cast<int>(threadIdx.x) / kWarp * kStages),
+        sent(reinterpret_cast<Sent<kWidth>*>(reinterpret_cast<Staged*>(memory) + kWarps * kStages)) {}
+
+  __device__ void start_copies(std::int64_t at, int stage) const {
     if (at < length) {
       Softmax::copy(staged[stage], cached, at);
     }
     cuda::commit_copies();
-  };
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    start_copies(first + stage * step, stage);
-  }
-  const bool clustered = blocks > 1;
-  if (clustered && threadIdx.x == 0) {
-    cuda::init_barrier(&shared.received, 1);
-    cuda::arrive_expecting(&shared.received, (blocks - 1) * heads * static_cast<int>(sizeof(Sent<kWidth>)));
-    cuda::publish_barriers();
-  }
-  if (a.rotates) {
-    shared.rotation.fill(a, max(length - padding, std::int64_t{0}));
-  }
-  __syncthreads();
-  if (clustered) {
-    cuda::arrive_in_cluster();  // from here on, other blocks may send to this one
-  }
-  if (a.settled) {
-    cuda::wait_for_previous_kernel();
   }
 
-  // Prepares the new position: the queries in all blocks, key and value in block 0.
-  const T* const row = a.qkv + sequence * (a.heads + 2 * a.key_heads) * kWidth;
-  for (int item = warp; item < heads + (rank == 0 ? 2 : 0); item += kWarps) {
-    if (item < heads) {
-      prepare<T, kWidth>(a, shared.rotation, row + (key_head * group + first_head + item) * kWidth, a.q_norm,
-                         [&](int j, T value) { shared.queries[item][j] = value; });
-    } else if (item == heads) {
-      prepare<T, kWidth>(a, shared.rotation, row + (a.heads + key_head) * kWidth, a.k_norm, [&](int j, T value) {
-        shared.new_key[j] = value;
-        if (part == 0) {
-          keys[slot * kWidth + j] = value;
-        }
-      });
-    } else {
-      for (int j = lane; j < kWidth; j += kWarp) {
-        const T value = row[(a.heads + a.key_heads + key_head) * kWidth + j];
-        shared.new_value[j] = value;
-        if (part == 0) {
-          values[slot * kWidth + j] = value;
+  __device__ void start_first_copies() const {
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      start_copies(first + stage * step, stage);
+    }
+  }
+
+  /// Prepares what does not depend on the new position's row: the barrier for the other blocks' results, and the
+  /// angles.
+  __device__ void prepare_block() const {
+    if (blocks > 1 && threadIdx.x == 0) {
+      cuda::init_barrier(&shared.received, 1);
+      cuda::arrive_expecting(&shared.received, (blocks - 1) * heads * static_cast<int>(sizeof(Sent<kWidth>)));
+      cuda::publish_barriers();
+    }
+    if (a.rotates) {
+      shared.rotation.fill(a, max(length - padding, std::int64_t{0}));
+    }
+    __syncthreads();
+    if (blocks > 1) {
+      cuda::arrive_in_cluster();  // from here on, other blocks may send to this one
+    }
+  }
+
+  /// Prepares the new position: the queries in all blocks, key and value in block 0. One cluster of the key head
+  /// appends key and value to the cache.
+  __device__ void prepare_position() const {
+    const T* const row = a.qkv + sequence * (a.heads + 2 * a.key_heads) * kWidth;
+    for (int item = warp; item < heads + (rank == 0 ? 2 : 0); item += kWarps) {
+      if (item < heads) {
+        prepare<T, kWidth>(a, shared.rotation, row + (key_head * group + first_head + item) * kWidth, a.q_norm,
+                           [&](int j, T value) { shared.queries[item][j] = value; });
+      } else if (item == heads) {
+        prepare<T, kWidth>(a, shared.rotation, row + (a.heads + key_head) * kWidth, a.k_norm, [&](int j, T value) {
+          shared.new_key[j] = value;
+          if (part == 0) {
+            keys[slot * kWidth + j] = value;
+          }
+        });
+      } else {
+        for (int j = lane; j < kWidth; j += kWarp) {
+          const T value = row[(a.heads + a.key_heads + key_head) * kWidth + j];
+          shared.new_value[j] = value;
+          if (part == 0) {
+            values[slot * kWidth + j] = value;
+          }
         }
       }
     }
+    __syncthreads();
   }
-  __syncthreads();
 
-  Softmax softmax(shared.queries, heads, a.score_scale);
-  int stage = 0;
-  for (std::int64_t at = first; at < length; at += step) {
-    cuda::wait_copies<kStages - 1>();
-    __syncwarp();
-    softmax.add(staged[stage], static_cast<int>(min(length - at, std::int64_t{Softmax::kKeys})));
-    __syncwarp();
-    start_copies(at + kStages * step, stage);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+  /// The softmax of the warp's share of the cached keys.
+  __device__ void attend_cached() const {
+    Softmax softmax(shared.queries, heads, a.score_scale);
+    int stage = 0;
+    for (std::int64_t at = first; at < length; at += step) {
+      cuda::wait_copies<kStages - 1>();
+      __syncwarp();
+      softmax.add(staged[stage], static_cast<int>(min(length - at, std::int64_t{Softmax::kKeys})));
+      __syncwarp();
+      start_copies(at + kStages * step, stage);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    softmax.finish(shared.most[warp], shared.sum[warp], shared.values[warp]);
   }
-  softmax.finish(shared.most[warp], shared.sum[warp], shared.values[warp]);
-  for (int h = warp; rank == 0 && h < heads; h += kWarps) {
-    float dot = 0;
+
+  __device__ void score_new_key() const {
+    for (int h = warp; rank == 0 && h < heads; h += kWarps) {
+      float dot = 0;
 #pragma unroll
-    for (int j = 0; j < kWidth; j += kWarp) {
-      dot += static_cast<float>(shared.queries[h][j + lane]) * static_cast<float>(shared.new_key[j + lane]);
-    }
-    dot = cuda::sum_lanes<kWarp>(dot);
-    if (lane == 0) {
-      shared.new_score[h] = dot * a.score_scale;
+      for (int j = 0; j < kWidth; j += kWarp) {
+        dot += static_cast<float>(shared.queries[h][j + lane]) * static_cast<float>(shared.new_key[j + lane]);
+      }
+      dot = cuda::sum_lanes<kWarp>(dot);
+      if (lane == 0) {
+        shared.new_score[h] = dot * a.score_scale;
+      }
     }
   }
-  __syncthreads();
 
-  // Adds up the softmaxes of the block's warps. Block 0 also adds the new key and the softmaxes of the cluster's other
-  // blocks.
-  T* const y = a.y + sequence * a.heads * kWidth + static_cast<std::int64_t>(key_head * group + first_head) * kWidth;
-  if (clustered) {
-    rank == 0 ? cuda::wait(&shared.received, 0) : cuda::wait_for_cluster();
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < heads * kWidth; i += kThreads) {
-    const int h = i / kWidth;
-    const int j = i % kWidth;
+  /// The largest score of head h among those that the block merges.
+  __device__ float largest_score(int h) const {
     float most = shared.most[0][h];
 #pragma unroll
     for (int w = 1; w < kWarps; ++w) {
@@ -588,34 +596,74 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
         most = fmaxf(most, sent[(block - 1) * kHeads + h].most);
       }
     }
-    float sum = 0;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float factor = cuda::approximate_exp2(shared.most[w][h] - most);
-      sum += factor * shared.sum[w][h];
-      total += factor * shared.values[w][h][j];
+    return most;
+  }
+
+  /// Adds up the softmaxes of the block's warps. Block 0 also adds the new key and the softmaxes of the cluster's other
+  /// blocks, and writes y; the others send it their sums.
+  __device__ void merge() const {
+    T* const y = a.y + sequence * a.heads * kWidth + static_cast<std::int64_t>(key_head * group + first_head) * kWidth;
+    if (blocks > 1) {
+      rank == 0 ? cuda::wait(&shared.received, 0) : cuda::wait_for_cluster();
     }
-    if (rank == 0) {
-      const float weight = cuda::approximate_exp2(shared.new_score[h] - most);
-      sum += weight;
-      total += weight * static_cast<float>(shared.new_value[j]);
-      for (int block = 1; block < blocks; ++block) {
-        const Sent<kWidth>& other = sent[(block - 1) * kHeads + h];
-        const float factor = cuda::approximate_exp2(other.most - most);
-        sum += factor * other.sum;
-        total += factor * other.values[j];
+    for (int i = static_cast<int>(threadIdx.x); i < heads * kWidth; i += kThreads) {
+      const int h = i / kWidth;
+      const int j = i % kWidth;
+      const float most = largest_score(h);
+      float sum = 0;
+      float total = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float factor = cuda::approximate_exp2(shared.most[w][h] - most);
+        sum += factor * shared.sum[w][h];
+        total += factor * shared.values[w][h][j];
       }
-      y[i] = static_cast<T>(total / sum);
-    } else {
-      Sent<kWidth>& to = sent[(rank - 1) * kHeads + h];
-      cuda::send(&to.values[j], 0, total, &shared.received);
-      if (j == 0) {
-        cuda::send(&to.most, 0, most, &shared.received);
-        cuda::send(&to.sum, 0, sum, &shared.received);
+      if (rank == 0) {
+        const float weight = cuda::approximate_exp2(shared.new_score[h] - most);
+        sum += weight;
+        total += weight * static_cast<float>(shared.new_value[j]);
+        for (int block = 1; block < blocks; ++block) {
+          const Sent<kWidth>& other = sent[(block - 1) * kHeads + h];
+          const float factor = cuda::approximate_exp2(other.most - most);
+          sum += factor * other.sum;
+          total += factor * other.values[j];
+        }
+        y[i] = static_cast<T>(total / sum);
+      } else {
+        Sent<kWidth>& to = sent[(rank - 1) * kHeads + h];
+        cuda::send(&to.values[j], 0, total, &shared.received);
+        if (j == 0) {
+          cuda::send(&to.most, 0, most, &shared.received);
+          cuda::send(&to.sum, 0, sum, &shared.received);
+        }
       }
     }
   }
+};
+
+template <class T, int kWidth, int kHeads>
+__global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
+    decode_attention_kernel(const __grid_constant__ Arguments<T> a) {
+  __shared__ Shared<T, kWidth, kHeads> shared;
+  extern __shared__ __align__(16) unsigned char memory[];
+  cuda::allow_dependents();
+  if (!a.settled) {
+    cuda::wait_for_previous_kernel();
+  }
+  const AttentionBlock<T, kWidth, kHeads> block(a, shared, memory);
+  if (block.rank >= block.blocks) {
+    return;
+  }
+  block.start_first_copies();
+  block.prepare_block();
+  if (a.settled) {
+    cuda::wait_for_previous_kernel();
+  }
+  block.prepare_position();
+  block.attend_cached();
+  block.score_new_key();
+  __syncthreads();
+  block.merge();
 }
 
 // The more sequences there are, the fewer blocks share one, so that all blocks of the grid can run at once.

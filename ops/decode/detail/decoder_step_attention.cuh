@@ -214,6 +214,30 @@ struct Attention {
     add_weighted(from, count, scores, softmax);
   }
 
+  /// Begins the softmax of the first warp with the new key, which team 1 (`has_key`) has prepared in `query`, and
+  /// appends it and the new value to the cache. Afterwards, all teams have the query.
+  __device__ void add_new_key(const Part& part, bool has_key, std::int64_t row, const WordsOf<kOctet / 2>& value,
+                              float (&query)[kOctet], Softmax& softmax) const {
+    const Pack last_key = cuda::pack_of<T>(query);
+    const Pack last_value = reinterpret_cast<const Pack&>(value);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      query[i] = __shfl_sync(cuda::kAllLanes, query[i], c.lane() % kTeamLanes);
+    }
+    float score[1] = {dot(query, last_key) * c.a.score_scale};
+    sum_team(score);
+    if (has_key) {
+      softmax.most = score[0];
+      softmax.sum = 1;
+      cuda::unpack(last_value, softmax.values);
+      if (part.appends) {
+        const std::int64_t to = row + static_cast<std::int64_t>(keys.new_slot) * kWidth;
+        cuda::store(l.keys + to, last_key);
+        cuda::store(l.values + to, last_value);
+      }
+    }
+  }
+
   /// Computes the softmax of the team's keys, with the lane's columns of the values.
   __device__ Softmax attend(const Part& part) const {
     const std::int64_t row = static_cast<std::int64_t>(part.key_head) * c.a.capacity * kWidth + column();
@@ -258,24 +282,7 @@ struct Attention {
     prepare(of_rows[0].at, factors, query);
     Softmax softmax;
     if (is_first) {
-      const Pack last_key = cuda::pack_of<T>(query);
-      const Pack last_value = reinterpret_cast<const Pack&>(of_rows[1]);
-#pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
-        query[i] = __shfl_sync(cuda::kAllLanes, query[i], c.lane() % kTeamLanes);
-      }
-      float score[1] = {dot(query, last_key) * c.a.score_scale};
-      sum_team(score);
-      if (has_key) {
-        softmax.most = score[0];
-        softmax.sum = 1;
-        cuda::unpack(last_value, softmax.values);
-        if (part.appends) {
-          const std::int64_t to = row + static_cast<std::int64_t>(keys.new_slot) * kWidth;
-          cuda::store(l.keys + to, last_key);
-          cuda::store(l.values + to, last_value);
-        }
-      }
+      add_new_key(part, has_key, row, of_rows[1], query, softmax);
     }
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {

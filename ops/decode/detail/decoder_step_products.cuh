@@ -242,6 +242,28 @@ struct Consumer {
     }
   }
 
+  /// Multiplies kCount groups by x and writes the warp's sums. If there are several, also the sum of squares of x.
+  template <class W, int kCount>
+  __device__ void put(const typename W::Fragment* from, const LaneX& of_lane, const float (&of_groups)[kSliceGroups],
+                      float squares, float* to) {
+    float parts[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      parts[j] = W::multiply(from[j], of_lane, of_groups);
+    }
+    // The tensor cores' results take long, so the sum over the lanes is computed meanwhile.
+    const float of_warp = kCount > 1 ? cuda::sum_lanes<kWarp>(squares) : 0;
+    if (lane() % 4 == 0) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        to[j * kStageRows] = parts[j];
+      }
+    }
+    if (kCount > 1 && lane() == 0) {
+      sums.squares[buffer][warp()] = of_warp;
+    }
+  }
+
   /// For x of one segment, of which a lane keeps its part in registers. kExtra: the number of groups beyond kAhead that
   /// the warp holds while it waits for x.
   template <class W, int kExtra>
@@ -258,37 +280,19 @@ struct Consumer {
     for (int done = 0; done < groups; done += kBatchGroups) {
       const int count = min(kBatchGroups, groups - done);
       float* const to = sums.rows[buffer][warp()] + lane() / 4;
-      const auto put = [&]<int kCount>(std::integral_constant<int, kCount>, int group, const Fragment* from) {
-        float parts[kCount];
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          parts[j] = W::multiply(from[j], of_lane, of_groups);
-        }
-        // The tensor cores' results take long, so the sum over the lanes is computed meanwhile.
-        const float of_warp = kCount > 1 ? cuda::sum_lanes<kWarp>(squares) : 0;
-        if (lane() % 4 == 0) {
-#pragma unroll
-          for (int j = 0; j < kCount; ++j) {
-            to[(group + j) * kStageRows] = parts[j];
-          }
-        }
-        if (kCount > 1 && lane() == 0) {
-          sums.squares[buffer][warp()] = of_warp;
-        }
-      };
       // Multiplies the groups from `group` on. Each product of a group waits for the group's previous one, so several
       // groups are interleaved. Sums of groups that the batch does not have may also be written, but are not read.
       const auto put_some = [&]<int kCount>(int group, const Fragment(&from)[kCount]) {
         const int there = count - group;
         if (kCount > 1 && there > kCount / 2) {
-          put(std::integral_constant<int, kCount>{}, group, from);
+          put<W, kCount>(from, of_lane, of_groups, squares, to + group * kStageRows);
         } else if (kCount > 2 && there == 2) {
-          put(std::integral_constant<int, 2>{}, group, from);
+          put<W, 2>(from, of_lane, of_groups, squares, to + group * kStageRows);
         } else {
 #pragma unroll
           for (int j = 0; j < kCount; ++j) {
             if (j < there) {
-              put(std::integral_constant<int, 1>{}, group + j, from + j);
+              put<W, 1>(from + j, of_lane, of_groups, squares, to + (group + j) * kStageRows);
             }
           }
         }

@@ -16,6 +16,8 @@
 //              v
 //         words in global memory, which all blocks read in the next phase
 //
+// There are variants for weights of 16-bit floats and for packed weights of 4 and 8 bits.
+//
 // Addresses of weights do not depend on results. So the copies continue across phases and layers, and keep memory busy
 // while a phase waits for the previous one.
 //
@@ -152,6 +154,97 @@ __host__ __device__ int job_bytes(int products) {
 /// of a step changes.
 __device__ inline void meet_at_start() { cuda::barrier_sync(4, kConsumers + kFinishers); }
 
+/// What the warps of a block share, in shared memory.
+template <class T, class W>
+struct StepBlock {
+  const Arguments<T>& a;
+  Start<T>& start;
+  Rotation& rotation;
+  Sums& sums;
+  AttentionSums& attention_sums;
+  const Tables<T> tables;
+  const Ring ring;
+  T* const x;
+  float* const x_sums;
+  const int products;
+
+  /// Zeros the stages if copies do not fill them, and initializes the barriers.
+  __device__ void prepare() const {
+    if (!W::kIsPacked && a.has_tails) {
+      for (int i = static_cast<int>(threadIdx.x); i < a.stages * W::kStageBytes / 16; i += kThreads) {
+        reinterpret_cast<uint4*>(ring.memory)[i] = uint4{};
+      }
+      cuda::fence_async_proxy();
+    }
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < a.stages; ++stage) {
+        cuda::init_barrier(ring.full + stage, W::kArrivals);
+        cuda::init_barrier(ring.empty + stage, kConsumerWarps);
+      }
+      for (int layer = 0; layer < a.layer_count; ++layer) {
+        cuda::init_barrier(tables.ready + layer, kWarp);
+      }
+      cuda::init_barrier(&start.known, 1);
+      cuda::publish_barriers();
+    }
+    __syncthreads();
+  }
+
+  /// The finishers' work: from the sums of the warps to words that all blocks read.
+  __device__ void finish(int thread) const {
+    meet_at_start();
+    Finisher<T> finisher{a, sums, thread, start.words};
+#pragma unroll 1
+    for (int number = 0; number < products; ++number) {
+      if (number % kLayerProducts == 0 && number + 1 < products) {
+        cuda::wait(tables.ready + number / kLayerProducts, 0);
+      }
+      const Job<T>& job = tables.jobs[number];
+      if (number == 1) {
+        finisher.read_residual(start.input, job.share);
+      }
+      finisher.finish(job);
+    }
+    end_step(a, finisher.largest);
+  }
+
+  __device__ void find_start() const {
+    const std::int64_t length = *a.length;
+    rotation.fill(a, length);
+    if (threadIdx.x == 0) {
+      start.input.find(a);
+      start.keys = Keys(length, a.capacity);
+      start.part = Part(a, start.keys, static_cast<int>(blockIdx.x));
+      start.words = a.state->ended == 0 ? 0 : step_words(a);
+      cuda::arrive(&start.known);
+    }
+    meet_at_start();
+  }
+
+  /// The consumers' work: products, and attention after the first product of each layer.
+  __device__ void consume() const {
+    find_start();
+    Consumer<T> consumer{a, ring, start.input, x, x_sums, sums, start.words, start.keys.splits};
+#pragma unroll 1
+    for (int number = 0; number < products; ++number) {
+      const int layer = number / kLayerProducts;
+      if (number % kLayerProducts == 0 && layer < a.layer_count) {
+        cuda::wait(tables.ready + layer, 0);
+      }
+      consumer.template multiply<W>(tables.jobs[number]);
+      if (number % kLayerProducts == 0 && layer < a.layer_count) {
+        const Words words(a, a.words + start.words, layer);
+        const Layer<T>& of_layer = tables.layers[layer];
+        if (a.head_width == 64) {
+          Attention<T, 64>{consumer, of_layer, words, rotation, attention_sums, start.keys}.run(start.part);
+        } else {
+          Attention<T, 128>{consumer, of_layer, words, rotation, attention_sums, start.keys}.run(start.part);
+        }
+      }
+    }
+  }
+};
+
 template <class T, class W>
 __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_constant__ Arguments<T> a) {
   extern __shared__ __align__(128) char dynamic[];
@@ -169,77 +262,20 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_step_kernel(const __grid_
   char* const stages = reinterpret_cast<char*>(x_sums + a.x_terms / kGroupTerms);
   auto* const full = reinterpret_cast<std::uint64_t*>(stages + a.stages * W::kStageBytes);
   const Ring ring{{.stages = in_register(a.stages)}, stages, full, full + a.stages, W::kStageBytes};
-
-  if (!W::kIsPacked && a.has_tails) {
-    for (int i = static_cast<int>(threadIdx.x); i < a.stages * W::kStageBytes / 16; i += kThreads) {
-      reinterpret_cast<uint4*>(stages)[i] = uint4{};
-    }
-    cuda::fence_async_proxy();
-  }
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < a.stages; ++stage) {
-      cuda::init_barrier(ring.full + stage, W::kArrivals);
-      cuda::init_barrier(ring.empty + stage, kConsumerWarps);
-    }
-    for (int layer = 0; layer < a.layer_count; ++layer) {
-      cuda::init_barrier(ready + layer, kWarp);
-    }
-    cuda::init_barrier(&start.known, 1);
-    cuda::publish_barriers();
-  }
-  __syncthreads();
-
-  const Tables<T> tables{layers, &head, jobs, ready};
+  const StepBlock<T, W> block{a,    start, rotation, sums,    attention_sums, {layers, &head, jobs, ready},
+                              ring, x,     x_sums,   products};
+  block.prepare();
   if (threadIdx.x >= kConsumers) {
     cuda::release_registers<kOtherRegisters>();
-    if (threadIdx.x >= kConsumers + kFinishers) {
-      const int copier = static_cast<int>(threadIdx.x) - kConsumers - kFinishers;
-      copy_weights<T, W>(a, tables, start, ring, copier);
-      return;
+    const int thread = static_cast<int>(threadIdx.x) - kConsumers;
+    if (thread >= kFinishers) {
+      copy_weights<T, W>(a, block.tables, start, ring, thread - kFinishers);
+    } else {
+      block.finish(thread);
     }
-    meet_at_start();
-    Finisher<T> finisher{a, sums, static_cast<int>(threadIdx.x) - kConsumers, start.words};
-#pragma unroll 1
-    for (int number = 0; number < products; ++number) {
-      if (number % kLayerProducts == 0 && number + 1 < products) {
-        cuda::wait(ready + number / kLayerProducts, 0);
-      }
-      const Job<T>& job = jobs[number];
-      if (number == 1) {
-        finisher.read_residual(start.input, job.share);
-      }
-      finisher.finish(job);
-    }
-    end_step(a, finisher.largest);
   } else {
     cuda::acquire_registers<kConsumerRegisters>();
-    const std::int64_t length = *a.length;
-    rotation.fill(a, length);
-    if (threadIdx.x == 0) {
-      start.input.find(a);
-      start.keys = Keys(length, a.capacity);
-      start.part = Part(a, start.keys, static_cast<int>(blockIdx.x));
-      start.words = a.state->ended == 0 ? 0 : step_words(a);
-      cuda::arrive(&start.known);
-    }
-    meet_at_start();
-    Consumer<T> consumer{a, ring, start.input, x, x_sums, sums, start.words, start.keys.splits};
-#pragma unroll 1
-    for (int number = 0; number < products; ++number) {
-      const int layer = number / kLayerProducts;
-      if (number % kLayerProducts == 0 && layer < a.layer_count) {
-        cuda::wait(ready + layer, 0);
-      }
-      consumer.template multiply<W>(jobs[number]);
-      if (number % kLayerProducts == 0 && layer < a.layer_count) {
-        const Words words(a, a.words + start.words, layer);
-        if (a.head_width == 64) {
-          Attention<T, 64>{consumer, layers[layer], words, rotation, attention_sums, start.keys}.run(start.part);
-        } else {
-          Attention<T, 128>{consumer, layers[layer], words, rotation, attention_sums, start.keys}.run(start.part);
-        }
-      }
-    }
+    block.consume();
   }
 }
 

@@ -1,3 +1,9 @@
+// Dropout, the same mask as on the CPU:
+//
+//     (key, thread) ──> Philox4x32-7: 128 bits ──> which elements of a group are kept
+//                                                     │
+//     x, one group of elements per thread ────────────┴──> x · scale, or 0 ──> y
+
 #include <mica/core/cuda/elementwise.cuh>
 #include <mica/ops/dropout/detail/dropout_kernels.h>
 

@@ -1,3 +1,13 @@
+// The rows of a table, and their gradients:
+//
+//     forward     indices ──> rows of weight ──> y                       one pack of columns per thread
+//
+//     backward    indices ──> sorted, with their positions ──> runs of equal indices
+//                                                                │
+//                 dy ────────────────────────────────────────────┴──> sums of runs ──> dweight
+//
+// Sums of sorted runs need no atomics. See below for runs that are longer than a thread's part.
+
 #include <cub/device/device_radix_sort.cuh>
 
 #include <algorithm>

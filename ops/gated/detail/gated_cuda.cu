@@ -1,3 +1,8 @@
+// Gated activations, by the kernel of core/cuda/elementwise.cuh:
+//
+//     forward     g, u ──> f(g) · u ──> y
+//     backward    g, u, dy ──> dy · u · f'(g), dy · f(g) ──> dg, du
+
 #include <mica/core/cuda/elementwise.cuh>
 #include <mica/ops/gated/detail/gated_bodies.h>
 

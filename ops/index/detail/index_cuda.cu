@@ -1,3 +1,8 @@
+// Where to read for an index, and where a mask is true:
+//
+//     index along an axis ──> index_rows_kernel ──> offsets of elements, −1 if out of range
+//     boolean mask ──> cub::DeviceSelect ──> positions, in order
+
 #include <cub/device/device_select.cuh>
 #include <thrust/iterator/counting_iterator.h>
 

@@ -1,3 +1,11 @@
+// Writes a quantized weight as floats, for products that cuBLAS computes:
+//
+//     a word: 32 / kBits integers of a column ─┐
+//                                              ├──> (q − zero) · scale + offset ──> · factor ──> rows of out
+//     scale and zero of the group ─────────────┘
+//
+// There are variants for each number of bits and each dtype.
+
 #include <mica/core/copy.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/pack.cuh>

@@ -264,39 +264,46 @@ constexpr std::uint32_t pair_of_power(int power) {
          static_cast<std::uint32_t>(kBias<T> + exponent) << kFraction<T>;
 }
 
-/// sums += the products of kCount units of a group, from unit `first` on. The tensor cores sum q · x, and also x
-/// itself, with which the sums are corrected for kAdded and for the zeros.
+/// The elements of x that a warp multiplies by kCount units of a group, and their sums times kTerm.
 template <class T, int kBits, int kTiles, int kCount>
-__device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32_t stage, int first,
-                               Sums<kTiles>& sums) {
+struct GroupOfX {
+  static constexpr int kOffset = kAdded<T, kBits>;
+  static constexpr std::uint32_t kTerm = kOffset != 0 ? pair_of_power<T>(kOffset) | 0x80008000 : pair_of_power<T>(1);
+  static constexpr float kFromTerm = kOffset != 0 ? -1.0f / kOffset : 1.0f;
+
+  std::uint32_t at[kCount][kTiles][4];
+  float sums[kTiles][4] = {};
+
+  __device__ void load(std::uint32_t stage, int first) {
+    const std::uint32_t terms[4] = {kTerm, kTerm, kTerm, kTerm};
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        std::uint32_t in[4];
+        load_words(stage + Stage<kBits, kTiles>::kXAt + (((first + u) * kTiles + tile) * kWarp + lane) * 16, in);
+        auto& own = at[u][tile];
+        own[0] = bytes_of(in[0], in[2], 0x5410);  // rearranged to match pairs of the weight: elements c and c + 4
+        own[1] = bytes_of(in[0], in[2], 0x7632);
+        own[2] = bytes_of(in[1], in[3], 0x5410);
+        own[3] = bytes_of(in[1], in[3], 0x7632);
+        cuda::multiply_add_16_8_16<T>(sums[tile], terms, own[0], own[1]);
+        cuda::multiply_add_16_8_16<T>(sums[tile], terms, own[2], own[3]);
+      }
+    }
+  }
+};
+
+/// parts = the products of x with the integers of kCount units, from unit `first` on.
+template <class T, int kBits, int kTiles, int kCount>
+__device__ void multiply_integers(const GroupOfX<T, kBits, kTiles, kCount>& x, std::uint32_t stage, int first,
+                                  Sums<kTiles>& parts) {
   using S = Stage<kBits, kTiles>;
-  constexpr int kOffset = kAdded<T, kBits>;
-  constexpr std::uint32_t kTerm = kOffset != 0 ? pair_of_power<T>(kOffset) | 0x80008000 : pair_of_power<T>(1);
-  constexpr float kFromTerm = kOffset != 0 ? -1.0f / kOffset : 1.0f;
-  const std::uint32_t terms[4] = {kTerm, kTerm, kTerm, kTerm};
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int octet = lane % 4;
   const int column = lane / 4 * 4;  // in a half strip
-
-  std::uint32_t x[kCount][kTiles][4];
-  float x_sums[kTiles][4] = {};
-#pragma unroll
-  for (int u = 0; u < kCount; ++u) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      std::uint32_t in[4];
-      load_words(stage + S::kXAt + (((first + u) * kTiles + tile) * kWarp + lane) * 16, in);
-      auto& own = x[u][tile];
-      own[0] = bytes_of(in[0], in[2], 0x5410);  // rearranged to match pairs of the weight: elements c and c + 4
-      own[1] = bytes_of(in[0], in[2], 0x7632);
-      own[2] = bytes_of(in[1], in[3], 0x5410);
-      own[3] = bytes_of(in[1], in[3], 0x7632);
-      cuda::multiply_add_16_8_16<T>(x_sums[tile], terms, own[0], own[1]);
-      cuda::multiply_add_16_8_16<T>(x_sums[tile], terms, own[2], own[3]);
-    }
-  }
   const float none[4] = {};
-  Sums<kTiles> parts;
 #pragma unroll
   for (int u = 0; u < kCount; ++u) {
 #pragma unroll
@@ -313,15 +320,27 @@ __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile) {
             auto& part = parts[2 * half + pair][tile];
-            const float(&start)[4] = kOffset != 0 ? std::as_const(x_sums[tile]) : none;
+            const float(&start)[4] = x.kOffset != 0 ? x.sums[tile] : none;
             const float(&before)[4] = u > 0 || step > 0 ? std::as_const(part) : start;
-            cuda::multiply_add_16_8_16<T>(part, fragment, x[u][tile][2 * step], x[u][tile][2 * step + 1], before);
+            cuda::multiply_add_16_8_16<T>(part, fragment, x.at[u][tile][2 * step], x.at[u][tile][2 * step + 1], before);
           }
         }
       }
     }
   }
-  const std::uint32_t factors = stage + S::kFactorsAt + (first > 0 ? sizes.factors : 0);
+}
+
+/// sums += the products of kCount units of a group, from unit `first` on. The tensor cores sum q · x, and also x
+/// itself, with which the sums are corrected for kAdded and for the zeros.
+template <class T, int kBits, int kTiles, int kCount>
+__device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32_t stage, int first,
+                               Sums<kTiles>& sums) {
+  GroupOfX<T, kBits, kTiles, kCount> x;
+  x.load(stage, first);
+  Sums<kTiles> parts;
+  multiply_integers(x, stage, first, parts);
+  const int column = static_cast<int>(threadIdx.x) % kWarp / 4 * 4;  // in a half strip
+  const std::uint32_t factors = stage + Stage<kBits, kTiles>::kFactorsAt + (first > 0 ? sizes.factors : 0);
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
     const int from = half * kHalf + column;
@@ -329,7 +348,7 @@ __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32
                                       factors + sizes.scales + from * a.grids.zero.size());
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const float x_sum[2] = {kFromTerm * x_sums[tile][0], kFromTerm * x_sums[tile][1]};
+      const float x_sum[2] = {x.kFromTerm * x.sums[tile][0], x.kFromTerm * x.sums[tile][1]};
       const auto for_each = [&](const auto& f) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -368,6 +387,52 @@ __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
             make_float4(low[r], low[2 + r], high[r], high[2 + r]);
       }
     }
+  }
+}
+
+/// Adds up the sums of a cluster's warps, in a fixed order, and stores the strip of y. The sums of each warp are in its
+/// ring, the first one at `block_sums`; a block's result replaces those of its first warp.
+template <class T, int kTiles>
+__device__ void merge_and_store(const Product& a, int strip, float* block_sums, int warp_floats) {
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const int splits = static_cast<int>(gridDim.x);
+  const int split = static_cast<int>(blockIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  const auto for_each = [&](int first, int step, const auto& f) {
+    for (int i = first; i < min(a.m, kTiles * kTile) * kPieces; i += step) {
+      f(i / kPieces, i % kPieces * 4);
+    }
+  };
+  const auto store = [&](int row, int column, float4 sum) {
+    if (strip + column < a.columns) {
+      store_row<T>(a, row, strip + column, sum);
+    }
+  };
+  for_each(static_cast<int>(threadIdx.x), threads, [&](int row, int column) {
+    auto* const own = reinterpret_cast<float4*>(block_sums + row * kPitch + column);
+    float4 sum = *own;
+#pragma unroll 4
+    for (int w = 1; w < warps; ++w) {
+      sum = plus(sum, own[w * warp_floats / 4]);
+    }
+    if (splits == 1) {
+      store(row, column, sum);
+    } else {
+      *own = sum;
+    }
+  });
+  if (splits > 1) {
+    cuda::arrive_in_cluster();
+    cuda::wait_for_cluster();
+    for_each(split * threads + static_cast<int>(threadIdx.x), splits * threads, [&](int row, int column) {
+      float4 sum = {};
+      for (int from = 0; from < splits; ++from) {
+        sum = plus(sum, cuda::load_four_from_block(block_sums + row * kPitch + column, from));
+      }
+      store(row, column, sum);
+    });
+    cuda::arrive_in_cluster_relaxed();  // a block must not exit while another one reads its shared memory
+    cuda::wait_for_cluster();
   }
 }
 
@@ -425,50 +490,12 @@ __global__ void __launch_bounds__(kMaxWarps<kBits>* kWarp, 1)
     stage = stage + sizes.stage == ring_bytes ? 0 : stage + sizes.stage;
   }
 
-  // Adds up the warps' sums in shared memory, in a fixed order. The result replaces the first warp's sums.
   cuda::wait_copies<0>();
   __syncwarp();
-  auto* const block_sums = reinterpret_cast<float*>(memory);  // the first warp's sums, (rows, kPitch)
-  const int warp_floats = ring_bytes / 4;
-  write_sums<kTiles>(sums, block_sums + warp * warp_floats);
+  auto* const block_sums = reinterpret_cast<float*>(memory);
+  write_sums<kTiles>(sums, block_sums + warp * ring_bytes / 4);
   __syncthreads();
-  const auto for_each = [&](int first, int step, const auto& f) {
-    for (int i = first; i < min(a.m, kTiles * kTile) * kPieces; i += step) {
-      f(i / kPieces, i % kPieces * 4);
-    }
-  };
-  const int threads = static_cast<int>(blockDim.x);
-  const auto store = [&](int row, int column, float4 sum) {
-    if (strip + column < a.columns) {
-      store_row<T>(a, row, strip + column, sum);
-    }
-  };
-  for_each(static_cast<int>(threadIdx.x), threads, [&](int row, int column) {
-    auto* const own = reinterpret_cast<float4*>(block_sums + row * kPitch + column);
-    float4 sum = *own;
-#pragma unroll 4
-    for (int w = 1; w < warps; ++w) {
-      sum = plus(sum, own[w * warp_floats / 4]);
-    }
-    if (splits == 1) {
-      store(row, column, sum);
-    } else {
-      *own = sum;
-    }
-  });
-  if (splits > 1) {
-    cuda::arrive_in_cluster();
-    cuda::wait_for_cluster();
-    for_each(split * threads + static_cast<int>(threadIdx.x), splits * threads, [&](int row, int column) {
-      float4 sum = {};
-      for (int from = 0; from < splits; ++from) {
-        sum = plus(sum, cuda::load_four_from_block(block_sums + row * kPitch + column, from));
-      }
-      store(row, column, sum);
-    });
-    cuda::arrive_in_cluster_relaxed();  // a block must not exit while another one reads its shared memory
-    cuda::wait_for_cluster();
-  }
+  merge_and_store<T, kTiles>(a, strip, block_sums, ring_bytes / 4);
 #endif
 }
 

@@ -1,3 +1,12 @@
+// Chooses the kernel of a product, and has the kernels without tensor cores.
+//
+//     up to kFewRows rows   packed weight ──> registers, dequantized ──> · x ──> sums of a block's warps ──> y
+//                           (few_rows_kernel; if K is split, add_splits_kernel adds up the parts)
+//
+//     more rows             packed weight ──> dequantize_kernel ──> weight in x's dtype ──> cuBLAS ──> y
+//
+// Variants of few_rows_kernel: the number of bits, and how many rows of x a block has.
+
 #include <algorithm>
 
 #include <mica/core/cuda/device.h>
@@ -6,10 +15,6 @@
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/quantized/detail/quantized_cuda.cuh>
 #include <mica/ops/quantized/detail/tensor_cores_cuda.cuh>
-
-// Chooses the kernel of a product, and has the kernels without tensor cores. For up to kFewRows rows of x,
-// `few_rows_kernel` reads the packed weight once and dequantizes it in registers. For more rows, `dequantize_kernel`
-// writes the weight in x's dtype to memory, and cuBLAS multiplies.
 
 namespace mica::kernels {
 

@@ -7,13 +7,17 @@
 //
 // There are three kernels, depending on which axis is contiguous in memory:
 //
-//   short rows   The elements of a result are adjacent, and at most kShortRow. Some or all lanes of a warp reduce a
-//   row. long rows    As before, but longer. A row is cut into pieces of kPiece elements. A thread block reduces a
-//   piece to a
-//                partial result; a second pass combines these.
-//   columns      Elements of different results are adjacent. A thread reduces 16 bytes of adjacent columns, over some
-//   of
-//                their rows. Tall columns are cut into pieces of rows, whose partial results a second pass combines.
+//     short rows    x x x x | x x x x | …      some or all lanes of a warp reduce a row of up to kShortRow elements
+//
+//     long rows     x x x x … | x x x x … | …  a thread block reduces a piece of a row, kPiece elements
+//                      │           │
+//                      └──> y <────┘           a second pass combines the pieces' results
+//
+//     columns       x x x x                    a thread reduces 16 bytes of adjacent columns, over some of their rows;
+//                   x x x x                    the block's threads are combined in shared memory. Tall columns are cut
+//                   x x x x                    into pieces of rows, which a second pass combines
+//                   │ │ │ │
+//                   y y y y
 
 #include <algorithm>
 #include <bit>
@@ -220,67 +224,53 @@ template <class T, class Op>
 inline constexpr int kColumnPack =
     static_cast<int>(std::bit_floor(std::max(std::min(16 / sizeof(T), 64 / sizeof(typename Op::Acc)), std::size_t{1})));
 
-/// Columns run along the innermost kept axis. A block's threads form a grid that is `width` threads wide, a power of
-/// two up to 32; each thread has kColumnPack columns of x. Which rows a thread has does not depend on alignment; which
-/// columns does.
-template <class T, class Op, class Shifts>
-__global__ void __launch_bounds__(kThreads)
-    reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
-                   std::int64_t pieces) {
+/// A thread's columns of a block's tile, kColumnPack of them.
+template <class T, class Op>
+struct ThreadColumns {
   using Acc = typename Op::Acc;
   using Value = typename Op::Value;
-  constexpr int kPack = kColumnPack<T, Op>;
-  constexpr int kRowsInFlight = 4;  // per thread
+  static constexpr int kPack = kColumnPack<T, Op>;
+  static constexpr int kRowsInFlight = 4;
   using Loaded = cuda::Pack<T, kPack>;
-  __shared__ Acc shared[kThreads * kPack];
-  const ReducePlan::Axis columns = plan.kept.inner();
-  const int block_columns = width * kPack;
-  const std::int64_t tiles = (columns.size + block_columns - 1) / block_columns;
-  const std::int64_t blocks = plan.kept.numel / columns.size * tiles * pieces;
-  const int height = kThreads / width;
-  const int x_lane = static_cast<int>(threadIdx.x) % width;
-  const int y_lane = static_cast<int>(threadIdx.x) / width;
-  const bool simple = plan.reduced.rank == 1;
-  const std::int64_t row_stride = plan.reduced.axis[0].in;
-  bool packed_rows = true;
-  for (int i = 0; i < plan.reduced.rank; ++i) {
-    packed_rows = packed_rows && plan.reduced.axis[i].in % kPack == 0;
-  }
 
-  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const std::int64_t tile = block % tiles;
-    const std::int64_t piece = block / tiles % pieces;
-    const std::int64_t outer = block / tiles / pieces;
-    const ReduceOffsets at(plan.kept, outer, 1);
-    const std::int64_t first = tile * block_columns;
-    const T* base = x + at.in + first;
-    const std::int64_t out = at.out + first * columns.out;
-    const auto rest = static_cast<int>(columns.size - first < block_columns ? columns.size - first : block_columns);
-    const std::int64_t begin = piece * piece_rows;
-    const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
-    const bool packed =
-        packed_rows && rest == block_columns && reinterpret_cast<std::uintptr_t>(base) % sizeof(Loaded) == 0;
-    // The thread's v-th column within the block. If columns are read one by one instead of in packs, they are
-    // interleaved between threads, so that loads coalesce.
-    const auto column = [&](int v) { return packed ? x_lane * kPack + v : v * width + x_lane; };
+  const Op& op;
+  const ReducePlan::Axes& reduced;
+  const T* base;  // the tile's first column
+  int rest;       // columns from there on
+  bool packed;    // whether packs can be read
+  int width;      // of the block's threads
+  int height;
+  int x_lane = static_cast<int>(threadIdx.x) % width;
+  int y_lane = static_cast<int>(threadIdx.x) / width;
+  Acc acc[kPack];
+  ShiftOf<Op> shifts[kPack];
 
-    Acc acc[kPack];
-    ShiftOf<Op> shifts[kPack];
+  /// The v-th column. If columns are read one by one instead of in packs, they are interleaved between threads, so that
+  /// loads coalesce.
+  __device__ int column(int v) const { return packed ? x_lane * kPack + v : v * width + x_lane; }
+
+  template <class Shifts>
+  __device__ void begin(const Target<Op, Shifts>& target, std::int64_t out, std::int64_t stride) {
 #pragma unroll
     for (int v = 0; v < kPack; ++v) {
       acc[v] = Op::identity();
-      shifts[v] = column(v) < rest ? target.shift_at(out + column(v) * columns.out) : ShiftOf<Op>{};
+      shifts[v] = column(v) < rest ? target.shift_at(out + column(v) * stride) : ShiftOf<Op>{};
     }
-    const auto add = [&](const Loaded& loaded, std::int64_t i) {
+  }
+
+  __device__ const T* row_at(std::int64_t i) const {
+    return base + (reduced.rank == 1 ? i * reduced.axis[0].in : ReduceOffsets(reduced, i).in);
+  }
+
+  __device__ void add(const Loaded& loaded, std::int64_t i) {
 #pragma unroll
-      for (int v = 0; v < kPack; ++v) {
-        acc[v] = op.combine(acc[v], op.map(static_cast<Value>(loaded.at[v]), shifts[v], i));
-      }
-    };
-    const auto row_at = [&](std::int64_t i) {
-      return base + (simple ? i * row_stride : ReduceOffsets(plan.reduced, i).in);
-    };
-    std::int64_t row = begin + y_lane;
+    for (int v = 0; v < kPack; ++v) {
+      acc[v] = op.combine(acc[v], op.map(static_cast<Value>(loaded.at[v]), shifts[v], i));
+    }
+  }
+
+  /// Adds every height-th row from `row` to `end`.
+  __device__ void add_rows(std::int64_t row, std::int64_t end) {
     if (packed) {
       for (; row + (kRowsInFlight - 1) * height < end; row += kRowsInFlight * height) {
         Loaded loaded[kRowsInFlight];
@@ -303,6 +293,11 @@ __global__ void __launch_bounds__(kThreads)
       }
       add(loaded, row);
     }
+  }
+
+  /// Combines the accumulators of the block's threads into the first row of `shared`, (height, width · kPack).
+  __device__ void join(Acc* shared) const {
+    const int block_columns = width * kPack;
 #pragma unroll
     for (int v = 0; v < kPack; ++v) {
       shared[y_lane * block_columns + column(v)] = acc[v];
@@ -314,6 +309,46 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     __syncthreads();
+  }
+};
+
+/// Columns run along the innermost kept axis. A block's threads form a grid that is `width` threads wide, a power of
+/// two up to 32; each thread has kColumnPack columns of x. Which rows a thread has does not depend on alignment; which
+/// columns does.
+template <class T, class Op, class Shifts>
+__global__ void __launch_bounds__(kThreads)
+    reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
+                   std::int64_t pieces) {
+  using Columns = ThreadColumns<T, Op>;
+  constexpr int kPack = Columns::kPack;
+  __shared__ typename Op::Acc shared[kThreads * kPack];
+  const ReducePlan::Axis columns = plan.kept.inner();
+  const int block_columns = width * kPack;
+  const std::int64_t tiles = (columns.size + block_columns - 1) / block_columns;
+  const std::int64_t blocks = plan.kept.numel / columns.size * tiles * pieces;
+  bool packed_rows = true;
+  for (int i = 0; i < plan.reduced.rank; ++i) {
+    packed_rows = packed_rows && plan.reduced.axis[i].in % kPack == 0;
+  }
+
+  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const std::int64_t tile = block % tiles;
+    const std::int64_t piece = block / tiles % pieces;
+    const std::int64_t outer = block / tiles / pieces;
+    const ReduceOffsets at(plan.kept, outer, 1);
+    const std::int64_t first = tile * block_columns;
+    const T* const base = x + at.in + first;
+    const std::int64_t out = at.out + first * columns.out;
+    const auto rest = static_cast<int>(columns.size - first < block_columns ? columns.size - first : block_columns);
+    const std::int64_t begin = piece * piece_rows;
+    const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
+    const bool packed = packed_rows && rest == block_columns &&
+                        reinterpret_cast<std::uintptr_t>(base) % sizeof(typename Columns::Loaded) == 0;
+
+    Columns own{op, plan.reduced, base, rest, packed, width, kThreads / width};
+    own.begin(target, out, columns.out);
+    own.add_rows(begin + own.y_lane, end);
+    own.join(shared);
     for (int i = static_cast<int>(threadIdx.x); i < rest; i += kThreads) {
       target.write(op, shared[i], out + i * columns.out, piece * plan.kept.numel + outer * columns.size + first + i);
     }

@@ -104,180 +104,212 @@ void reduce_short_rows(const ReduceSteps& steps, const ReducePlan& plan, const S
   }
 }
 
-// The case that a result's elements are adjacent in memory: reduces result by result.
-void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
-  constexpr std::int64_t kGroup = 65536;
-  const ReducePlan::Axis& run = plan.reduced.inner();
-  const std::int64_t leaves_per_run = (run.size + kLeaf - 1) / kLeaf;
-  const std::int64_t leaves = run.size == 0 ? 0 : plan.reduced.numel / run.size * leaves_per_run;
-  const std::int64_t group = std::max<std::int64_t>(kGroup / std::clamp<std::int64_t>(run.size, 1, kLeaf), 1);
-  const std::int64_t groups = std::max<std::int64_t>((leaves + group - 1) / group, 1);
+// Merges `count` partial results of `width` accumulators each and writes them.
+template <std::int64_t kWidth>
+void merge_partials(const ReduceSteps& steps, const Sink& y, const std::byte* partials, std::int64_t count,
+                    std::int64_t distance, std::int64_t width, std::int64_t out, std::int64_t stride) {
+  Levels<kWidth> levels;
+  auto cascade = levels.cascade(steps, width);
+  std::byte* const result = cascade.next();
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::copy_n(partials + i * distance, width * steps.acc_bytes, cascade.next());
+    cascade.push();
+  }
+  cascade.finish();
+  y.write(steps, result, width, out, stride);
+}
+
+// The case that a result's elements are adjacent in memory: reduces result by result. A result's leaves form groups,
+// which threads share.
+class RowReduction {
+ public:
+  RowReduction(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y)
+      : steps_(steps), plan_(plan), x_(x), y_(y) {}
+
+  void run() const {
+    if (groups_ == 1) {
+      const std::int64_t grain =
+          std::max<std::int64_t>(kReduceGrain / std::max<std::int64_t>(plan_.reduced.numel, 1), 1);
+      parallel_for(plan_.kept.numel, grain, [&](std::int64_t begin, std::int64_t end) { reduce_rows(begin, end); });
+      return;
+    }
+    const std::int64_t rows = plan_.kept.numel;
+    std::vector<std::byte> partials(rows * groups_ * kAccBytes);
+    parallel_for(rows * groups_, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        reduce_group(i % groups_, ReduceOffsets(plan_.kept, i / groups_), partials.data() + i * kAccBytes);
+      }
+    });
+    for (std::int64_t row = 0; row < rows; ++row) {
+      merge_partials<1>(steps_, y_, partials.data() + row * groups_ * kAccBytes, groups_, kAccBytes, 1,
+                        ReduceOffsets(plan_.kept, row).out, 1);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kGroup = 65536;  // elements
+
+  // Reduces whole rows of one group each.
+  void reduce_rows(std::int64_t begin, std::int64_t end) const {
+    if (leaves_ == 1) {
+      reduce_short_rows(steps_, plan_, x_, y_, begin, end);
+      return;
+    }
+    for (std::int64_t row = begin; row < end; ++row) {
+      const ReduceOffsets at(plan_.kept, row);
+      alignas(kAccBytes) std::byte acc[kAccBytes];
+      reduce_group(0, at, acc);
+      y_.write(steps_, acc, 1, at.out, 1);
+    }
+  }
 
   // How many runs to reduce in one call, if `rest` runs follow run `index` and `done` runs are in the cascade: a power
   // of two, so that they form a subtree of the cascade.
-  const std::int64_t at_once = x.rows_at_once(run.size);
-  const auto runs_together = [&](std::int64_t index, std::int64_t done, std::int64_t rest) -> std::int64_t {
-    if (leaves_per_run != 1 || plan.reduced.rank == 1) {
+  std::int64_t runs_together(std::int64_t index, std::int64_t done, std::int64_t rest) const {
+    if (leaves_per_run_ != 1 || plan_.reduced.rank == 1) {
       return 1;
     }
-    const std::int64_t neighbors = plan.reduced.axis[plan.reduced.rank - 2].size;
-    const std::int64_t most = std::min({at_once, rest, neighbors - index % neighbors});
+    const std::int64_t neighbors = plan_.reduced.axis[plan_.reduced.rank - 2].size;
+    const std::int64_t most = std::min({x_.rows_at_once(run_.size), rest, neighbors - index % neighbors});
     const auto runs = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
     return done == 0 ? runs : std::min(runs, done & -done);
-  };
+  }
+
   // Reduces a group of leaves, which belongs to the result at `at`, into *acc.
-  const auto reduce_group = [&](std::int64_t which, const ReduceOffsets& at, void* acc) {
+  void reduce_group(std::int64_t which, const ReduceOffsets& at, void* acc) const {
     Levels<1> levels;
-    auto cascade = levels.cascade(steps, 1);
+    auto cascade = levels.cascade(steps_, 1);
     alignas(64) std::byte buffer[kLeaf * sizeof(std::int64_t)];
     alignas(64) std::byte accs[kRows * kAccBytes];
     std::byte* const result = cascade.next();
-    const std::int64_t begin = which * group;
-    const std::int64_t end = std::min(leaves, begin + group);
+    const std::int64_t begin = which * group_;
+    const std::int64_t end = std::min(leaves_, begin + group_);
     for (std::int64_t leaf = begin; leaf < end;) {
-      const std::int64_t run_index = leaf / leaves_per_run;
-      const std::int64_t start = leaf % leaves_per_run * kLeaf;
-      const std::int64_t from = at.in + ReduceOffsets(plan.reduced, run_index, 1).in + start * run.in;
+      const std::int64_t run_index = leaf / leaves_per_run_;
+      const std::int64_t start = leaf % leaves_per_run_ * kLeaf;
+      const std::int64_t from = at.in + ReduceOffsets(plan_.reduced, run_index, 1).in + start * run_.in;
       const std::int64_t runs = runs_together(run_index, leaf - begin, end - leaf);
-      Patch patch{std::min(kLeaf, run.size - start), run.in, runs,
-                  runs == 1 ? 0 : plan.reduced.axis[plan.reduced.rank - 2].in};
-      const std::byte* const values = x.values(from, patch, buffer);
-      steps.rows(values, patch, at.out, 0, run_index * run.size + start, run.size, accs);
+      Patch patch{std::min(kLeaf, run_.size - start), run_.in, runs,
+                  runs == 1 ? 0 : plan_.reduced.axis[plan_.reduced.rank - 2].in};
+      const std::byte* const values = x_.values(from, patch, buffer);
+      steps_.rows(values, patch, at.out, 0, run_index * run_.size + start, run_.size, accs);
       if (runs > 1) {
-        steps.fold(accs, runs);
+        steps_.fold(accs, runs);
       }
-      std::copy_n(accs, steps.acc_bytes, cascade.next());
+      std::copy_n(accs, steps_.acc_bytes, cascade.next());
       cascade.push(runs);
       leaf += runs;
     }
     if (cascade.empty()) {
-      steps.identity(result, 1);
+      steps_.identity(result, 1);
     }
     cascade.finish();
-    std::copy_n(result, steps.acc_bytes, static_cast<std::byte*>(acc));
-  };
+    std::copy_n(result, steps_.acc_bytes, static_cast<std::byte*>(acc));
+  }
 
-  const std::int64_t rows = plan.kept.numel;
-  if (groups == 1) {
-    const std::int64_t grain = std::max<std::int64_t>(kReduceGrain / std::max<std::int64_t>(plan.reduced.numel, 1), 1);
-    parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
-      if (leaves == 1) {
-        reduce_short_rows(steps, plan, x, y, begin, end);
-        return;
-      }
-      for (std::int64_t row = begin; row < end; ++row) {
-        const ReduceOffsets at(plan.kept, row);
-        alignas(kAccBytes) std::byte acc[kAccBytes];
-        reduce_group(0, at, acc);
-        y.write(steps, acc, 1, at.out, 1);
-      }
-    });
-    return;
-  }
-  std::vector<std::byte> partials(rows * groups * kAccBytes);
-  parallel_for(rows * groups, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      reduce_group(i % groups, ReduceOffsets(plan.kept, i / groups), partials.data() + i * kAccBytes);
-    }
-  });
-  for (std::int64_t row = 0; row < rows; ++row) {
-    Levels<1> levels;
-    auto cascade = levels.cascade(steps, 1);
-    std::byte* const result = cascade.next();
-    for (std::int64_t i = 0; i < groups; ++i) {
-      std::copy_n(partials.data() + (row * groups + i) * kAccBytes, steps.acc_bytes, cascade.next());
-      cascade.push();
-    }
-    cascade.finish();
-    y.write(steps, result, 1, ReduceOffsets(plan.kept, row).out, 1);
-  }
-}
+  const ReduceSteps& steps_;
+  const ReducePlan& plan_;
+  const Source& x_;
+  const Sink& y_;
+  const ReducePlan::Axis run_ = plan_.reduced.inner();
+  const std::int64_t leaves_per_run_ = (run_.size + kLeaf - 1) / kLeaf;
+  const std::int64_t leaves_ = run_.size == 0 ? 0 : plan_.reduced.numel / run_.size * leaves_per_run_;
+  const std::int64_t group_ =
+      std::max<std::int64_t>(kGroup / std::clamp<std::int64_t>(run_.size, 1, kLeaf), 1);  // leaves
+  const std::int64_t groups_ = std::max<std::int64_t>((leaves_ + group_ - 1) / group_, 1);
+};
 
 // The case that elements of different results are adjacent in memory, so that the innermost kept axis has stride 1 in
-// x: reduces tiles of columns, row by row.
-void reduce_columns(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y) {
-  constexpr std::int64_t kTile = kReduceTile;
-  constexpr std::int64_t kLeafRows = 32;
-  constexpr std::int64_t kMaxGroups = 64;
+// x: reduces tiles of columns, row by row. The rows of a tile form groups, which threads share.
+class ColumnReduction {
+ public:
+  ColumnReduction(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y)
+      : steps_(steps), plan_(plan), x_(x), y_(y) {}
 
-  const ReducePlan::Axis columns = plan.kept.inner();
-  const std::int64_t rows = plan.reduced.numel;
-  const std::int64_t group =
-      std::max<std::int64_t>((rows / kMaxGroups + kLeafRows - 1) / kLeafRows * kLeafRows, 4 * kLeafRows);
-  const std::int64_t groups = std::max<std::int64_t>((rows + group - 1) / group, 1);
-  const std::int64_t tiles = (columns.size + kTile - 1) / kTile;
-  const std::int64_t outer = plan.kept.numel / columns.size;
-  const std::int64_t tile_bytes = std::min(kTile, columns.size) * steps.acc_bytes;
+  void run() const {
+    const std::int64_t blocks = plan_.kept.numel / columns_.size * tiles_;
+    const std::int64_t tile_bytes = std::min(kTile, columns_.size) * steps_.acc_bytes;
+    std::vector<std::byte> partials(groups_ > 1 ? blocks * groups_ * tile_bytes : 0);
+    const std::int64_t work = std::max<std::int64_t>(std::min(rows_, group_) * std::min(columns_.size, kTile), 1);
+    parallel_for(blocks * groups_, std::max<std::int64_t>(kReduceGrain / work, 1),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   Levels<kTile> levels;
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     reduce_group(i, levels, groups_ == 1 ? nullptr : partials.data() + i * tile_bytes);
+                   }
+                 });
+    for (std::int64_t block = 0; groups_ > 1 && block < blocks; ++block) {
+      const Place place = place_of(block);
+      merge_partials<kTile>(steps_, y_, partials.data() + block * groups_ * tile_bytes, groups_, tile_bytes,
+                            place.width, place.out, columns_.out);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kTile = kReduceTile;
+  static constexpr std::int64_t kLeafRows = 32;
+  static constexpr std::int64_t kMaxGroups = 64;
 
   struct Place {
     std::int64_t in, out, width;
   };
-  const auto place_of = [&](std::int64_t block) {
-    const ReduceOffsets at(plan.kept, block / tiles, 1);
-    const std::int64_t first = block % tiles * kTile;
-    return Place{at.in + first, at.out + first * columns.out, std::min(kTile, columns.size - first)};
-  };
+  Place place_of(std::int64_t block) const {
+    const ReduceOffsets at(plan_.kept, block / tiles_, 1);
+    const std::int64_t first = block % tiles_ * kTile;
+    return {at.in + first, at.out + first * columns_.out, std::min(kTile, columns_.size - first)};
+  }
+
+  // Reduces group number i of all tiles, into `partial` or, if that is null, the output.
+  void reduce_group(std::int64_t i, Levels<kTile>& levels, std::byte* partial) const {
+    alignas(64) std::byte shifts[kTile * kShiftBytes];
+    const Place place = place_of(i / groups_);
+    steps_.load_shifts(place.out, columns_.out, place.width, shifts);
+    auto cascade = levels.cascade(steps_, place.width);
+    std::byte* const result = cascade.next();
+    const std::int64_t first = i % groups_ * group_;
+    const std::int64_t last = std::min(rows_, first + group_);
+    for (std::int64_t row = first; row < last; row += kLeafRows) {
+      reduce_leaf_of(place, row, std::min(last, row + kLeafRows), shifts, cascade.next());
+      cascade.push();
+    }
+    if (cascade.empty()) {
+      steps_.identity(result, place.width);
+    }
+    cascade.finish();
+    if (partial == nullptr) {
+      y_.write(steps_, result, place.width, place.out, columns_.out);
+    } else {
+      std::copy_n(result, place.width * steps_.acc_bytes, partial);
+    }
+  }
+
   // Reduces rows [begin, end) of the columns at `place` into *acc.
-  const auto reduce_leaf_of = [&](const Place& place, std::int64_t begin, std::int64_t end, const void* shifts,
-                                  void* acc) {
+  void reduce_leaf_of(const Place& place, std::int64_t begin, std::int64_t end, const void* shifts, void* acc) const {
     alignas(64) std::byte buffers[4][kTile * sizeof(std::int64_t)];
-    steps.identity(acc, place.width);
+    steps_.identity(acc, place.width);
     for (std::int64_t row = begin; row < end;) {
       const int count = row + 4 <= end ? 4 : 1;
       std::array<const void*, 4> values{};
       for (int i = 0; i < count; ++i) {
         Patch patch{place.width, 1, 1, 0};
-        values[i] = x.values(place.in + ReduceOffsets(plan.reduced, row + i).in, patch, buffers[i]);
+        values[i] = x_.values(place.in + ReduceOffsets(plan_.reduced, row + i).in, patch, buffers[i]);
       }
-      steps.columns(values.data(), count, place.width, row, shifts, acc);
+      steps_.columns(values.data(), count, place.width, row, shifts, acc);
       row += count;
     }
-  };
-
-  const std::int64_t blocks = outer * tiles;
-  std::vector<std::byte> partials(groups > 1 ? blocks * groups * tile_bytes : 0);
-  const std::int64_t work = std::max<std::int64_t>(std::min(rows, group) * std::min(columns.size, kTile), 1);
-  parallel_for(blocks * groups, std::max<std::int64_t>(kReduceGrain / work, 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 alignas(64) std::byte shifts[kTile * kShiftBytes];
-                 Levels<kTile> levels;
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   const Place place = place_of(i / groups);
-                   steps.load_shifts(place.out, columns.out, place.width, shifts);
-                   auto cascade = levels.cascade(steps, place.width);
-                   std::byte* const result = cascade.next();
-                   const std::int64_t first = i % groups * group;
-                   const std::int64_t last = std::min(rows, first + group);
-                   for (std::int64_t row = first; row < last; row += kLeafRows) {
-                     reduce_leaf_of(place, row, std::min(last, row + kLeafRows), shifts, cascade.next());
-                     cascade.push();
-                   }
-                   if (cascade.empty()) {
-                     steps.identity(result, place.width);
-                   }
-                   cascade.finish();
-                   if (groups == 1) {
-                     y.write(steps, result, place.width, place.out, columns.out);
-                   } else {
-                     std::copy_n(result, place.width * steps.acc_bytes, partials.data() + i * tile_bytes);
-                   }
-                 }
-               });
-  if (groups > 1) {
-    Levels<kTile> levels;
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      const Place place = place_of(block);
-      auto cascade = levels.cascade(steps, place.width);
-      std::byte* const result = cascade.next();
-      for (std::int64_t i = 0; i < groups; ++i) {
-        std::copy_n(partials.data() + (block * groups + i) * tile_bytes, place.width * steps.acc_bytes, cascade.next());
-        cascade.push();
-      }
-      cascade.finish();
-      y.write(steps, result, place.width, place.out, columns.out);
-    }
   }
-}
+
+  const ReduceSteps& steps_;
+  const ReducePlan& plan_;
+  const Source& x_;
+  const Sink& y_;
+  const ReducePlan::Axis columns_ = plan_.kept.inner();
+  const std::int64_t rows_ = plan_.reduced.numel;
+  const std::int64_t group_ =
+      std::max<std::int64_t>((rows_ / kMaxGroups + kLeafRows - 1) / kLeafRows * kLeafRows, 4 * kLeafRows);  // rows
+  const std::int64_t groups_ = std::max<std::int64_t>((rows_ + group_ - 1) / group_, 1);
+  const std::int64_t tiles_ = (columns_.size + kTile - 1) / kTile;
+};
 
 }  // namespace
 
@@ -287,9 +319,9 @@ void run_reduction(const ReduceSteps& steps, const Tensor& x, const Tensor& y) {
   const Sink sink(y, steps.out);
   const bool side_by_side = plan.kept.inner().in == 1 && plan.kept.inner().size >= 8;
   if (side_by_side && plan.reduced.inner().in != 1) {
-    reduce_columns(steps, plan, source, sink);
+    ColumnReduction(steps, plan, source, sink).run();
   } else {
-    reduce_rows(steps, plan, source, sink);
+    RowReduction(steps, plan, source, sink).run();
   }
 }
 

@@ -1,3 +1,9 @@
+// Rotary embedding. A thread computes a sine and a cosine for one pair of columns, j and j + D / 2, of 4 heads:
+//
+//     position · frequency j ──> cosine, sine ─┐
+//                                              ├──> (u cosine − v sine, v cosine + u sine) ──> y
+//     x: (u, v) of each head ──────────────────┘
+
 #include <algorithm>
 
 #include <mica/core/cuda/error.h>
