@@ -361,6 +361,59 @@ struct Writer {
   }
 };
 
+// The index of this lane's sums in a block's shared memory: [warp][tile][group][lane].
+template <class Units, int kGroups>
+__device__ int index_of_sums(int warp, int tile, int group) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  return ((warp * Units::kTiles + tile) * kGroups + group) * kWarp + lane;
+}
+
+template <class Units, int kGroups>
+__device__ void store_sums(float4* sums_of_warps, const float (&sums)[Units::kTiles][kGroups][4]) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+#pragma unroll
+  for (int tile = 0; tile < Units::kTiles; ++tile) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const float(&s)[4] = sums[tile][group];
+      sums_of_warps[index_of_sums<Units, kGroups>(warp, tile, group)] = make_float4(s[0], s[1], s[2], s[3]);
+    }
+  }
+}
+
+// This warp adds up the sums of all warps for one tile and one group of rows, in order, and writes the results.
+template <class Units, int kHalves, int kGroups, bool kNorm, class T>
+__device__ void finish(const Arguments<T>& a, const Place<T>& place, const float4* sums_of_warps,
+                       const float (&squares_of_warps)[kMostWarps][kGroupRows]) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int tile = warp / kGroups;
+  const int group = warp % kGroups;
+  float total[4] = {};
+  for (int w = 0; w < warps; ++w) {
+    const float4 part = sums_of_warps[index_of_sums<Units, kGroups>(w, tile, group)];
+    total[0] += part.x;
+    total[1] += part.y;
+    total[2] += part.z;
+    total[3] += part.w;
+  }
+  if constexpr (kNorm) {
+    float row_squares[2] = {};
+    for (int w = 0; w < warps; ++w) {
+      row_squares[0] += squares_of_warps[w][2 * t];
+      row_squares[1] += squares_of_warps[w][2 * t + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      total[i] *= rsqrtf(row_squares[i % 2] / static_cast<float>(a.depth) + a.eps);
+    }
+  }
+  Writer<T, kHalves>{a, place}.write(total, group, Units::output(tile, g), t);
+}
+
 template <class T, class Units, int kHalves, int kGroups, bool kNorm>
 __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2 : kMostWarps) * kWarp,
                                   kHalves == 2 && kGroups < 4 ? (Units::kTiles == 1 ? 3 : 2) : 1)
@@ -368,7 +421,7 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
   constexpr int kTiles = Units::kTiles;
   constexpr int kChunks = Units::kTerms / kChunk;
   constexpr int kDepth = Units::depth(kHalves, kGroups, kNorm);
-  extern __shared__ float4 sums_of_warps[];  // [warp][tile][group][lane]
+  extern __shared__ float4 sums_of_warps[];
   __shared__ float squares_of_warps[kMostWarps][kGroupRows];
 
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -431,14 +484,7 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
     }
   }
 
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const float(&s)[4] = sums[tile][group];
-      sums_of_warps[((warp * kTiles + tile) * kGroups + group) * kWarp + lane] = make_float4(s[0], s[1], s[2], s[3]);
-    }
-  }
+  store_sums<Units, kGroups>(sums_of_warps, sums);
   if constexpr (kNorm) {
     const float of_row = cuda::sum_lanes<4>(squares);
     if (t == 0) {
@@ -446,31 +492,9 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
     }
   }
   __syncthreads();
-  if (warp >= kTiles * kGroups) {
-    return;
+  if (warp < kTiles * kGroups) {
+    finish<Units, kHalves, kGroups, kNorm>(a, place, sums_of_warps, squares_of_warps);
   }
-  const int tile = warp / kGroups;
-  const int group = warp % kGroups;
-  float total[4] = {};
-  for (int w = 0; w < warps; ++w) {
-    const float4 part = sums_of_warps[((w * kTiles + tile) * kGroups + group) * kWarp + lane];
-    total[0] += part.x;
-    total[1] += part.y;
-    total[2] += part.z;
-    total[3] += part.w;
-  }
-  if constexpr (kNorm) {
-    float row_squares[2] = {};
-    for (int w = 0; w < warps; ++w) {
-      row_squares[0] += squares_of_warps[w][2 * t];
-      row_squares[1] += squares_of_warps[w][2 * t + 1];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      total[i] *= rsqrtf(row_squares[i % 2] / static_cast<float>(a.depth) + a.eps);
-    }
-  }
-  Writer<T, kHalves>{a, place}.write(total, group, Units::output(tile, g), t);
 }
 
 // How many outputs and how many warps a block has. The plan depends on the shape alone, and so does the order of sums.

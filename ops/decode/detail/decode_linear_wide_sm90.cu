@@ -298,95 +298,109 @@ __device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<
   }
 }
 
-// A piece is converted while the previous one is multiplied; the first two are converted before x has arrived. Stages
-// are dealt out round-robin over all tiles, so that each stage always belongs to the same warpgroup.
+// A warpgroup's products with a packed weight. A piece is converted while the previous one is multiplied; the first two
+// are converted before x has arrived. Stages are dealt out round-robin over all tiles, so that each stage always
+// belongs to the same warpgroup.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
-__device__ void consume_packed(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+class PackedConsumer {
   using T = typename Weights::T;
   using Fragment = typename Weights::Fragment;
-  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
-  Shared<Weights, kRows>& s = *m.rest;
-  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
-  const int group_shift = a.operands.scales.group_shift;
-  const typename Weights::template Reader<kSwiglu> reader(static_cast<int>(threadIdx.x) % kWarpgroup);
-  const int of_tile = stages_of_tile(a);
-  const int tiles = a.tiles_of_block + (static_cast<int>(blockIdx.x) < a.longer_blocks ? 1 : 0);
-  // The number of stages that this warpgroup has not read yet.
-  int left = (tiles * of_tile - consumer + Weights::kConsumers - 1) / Weights::kConsumers;
 
-  float sums[kRows / 2];
-  float of_piece[kRows / 2] = {};
-  Fragment first;
-  Fragment second;
-  Ring ring{.stages = a.stages};
-  const auto load = [&](Fragment& f, int unit) {
-    reader.load(f, m.w + ring.stage * Weights::kStageBytes, m.scales + ring.stage * Weights::kScaleBytes, unit,
-                group_shift);
-  };
-  const auto start = [&](Fragment& f, int piece) {
-    f.pin();
-    cuda::begin_products();
-    multiply_pairs<T, kRows>(of_piece, f, m.x + piece * kPieceBytes);
-    cuda::commit_products();
-  };
-  const auto end = [&](Fragment& f, int piece) {
-    cuda::wait_products<0>();
-    f.pin();
-    cuda::pin(of_piece);
-    const float* const x = m.x_sums + piece * kRows + threadIdx.x % 4 * 2;
-    f.add(sums, of_piece, [&](int j) { return *reinterpret_cast<const float2*>(x + 8 * j); });
-  };
-  const auto load_first = [&] {
-    if (left > 0) {
-      cuda::wait(&s.full[ring.stage], ring.parity);
-      load(first, 0);
+ public:
+  __device__ PackedConsumer(const Memory<Weights, kRows>& m, const Arguments<Weights>& a)
+      : m_(m),
+        a_(a),
+        reader_(static_cast<int>(threadIdx.x) % kWarpgroup),
+        consumer_(static_cast<int>(threadIdx.x) / kWarpgroup),
+        ring_{.stages = a.stages} {
+    const int tiles = a.tiles_of_block + (static_cast<int>(blockIdx.x) < a.longer_blocks ? 1 : 0);
+    left_ = (tiles * stages_of_tile(a) - consumer_ + Weights::kConsumers - 1) / Weights::kConsumers;
+    for (int i = 0; i < consumer_; ++i) {
+      ring_.advance();
     }
-  };
-  const auto load_second = [&] {
-    load(second, 1);
+  }
+
+  __device__ void run() {
+    bool ahead = left_ > 0;  // whether the stage's second piece is loaded
+    if (ahead) {
+      load_first();
+      load_second();
+    }
+    prepare_input<Weights, kRows, kNorm>(m_, a_);
+    const int of_tile = stages_of_tile(a_);
+    int stage = consumer_;  // within the tile
+    for (int tile = static_cast<int>(blockIdx.x); tile < a_.tiles; tile += static_cast<int>(gridDim.x)) {
+#pragma unroll
+      for (float& sum : sums_) {
+        sum = 0;
+      }
+      for (; stage < of_tile; stage += Weights::kConsumers) {
+        const int piece = stage * kUnits;
+        start(first_, piece);
+        if (!ahead) {
+          load_second();
+        }
+        ahead = false;
+        end(first_, piece);
+        if (piece + 1 < a_.pieces) {
+          start(second_, piece + 1);
+          load_first();
+          end(second_, piece + 1);
+        } else {
+          load_first();
+        }
+      }
+      stage -= of_tile;
+      finish_tile<kRows, kNorm, kSwiglu>(m_, a_, tile, sums_);
+    }
+  }
+
+ private:
+  __device__ void load(Fragment& f, int unit) {
+    reader_.load(f, m_.w + ring_.stage * Weights::kStageBytes, m_.scales + ring_.stage * Weights::kScaleBytes, unit,
+                 a_.operands.scales.group_shift);
+  }
+  __device__ void load_first() {
+    if (left_ > 0) {
+      cuda::wait(&m_.rest->full[ring_.stage], ring_.parity);
+      load(first_, 0);
+    }
+  }
+  __device__ void load_second() {
+    load(second_, 1);
     __syncwarp();
-    release(&s.empty[ring.stage]);
-    --left;
+    release(&m_.rest->empty[ring_.stage]);
+    --left_;
 #pragma unroll
     for (int i = 0; i < Weights::kConsumers; ++i) {
-      ring.advance();
+      ring_.advance();
     }
-  };
-  for (int i = 0; i < consumer; ++i) {
-    ring.advance();
   }
-  bool ahead = left > 0;  // whether the stage's second piece is loaded
-  if (ahead) {
-    load_first();
-    load_second();
+  __device__ void start(Fragment& f, int piece) {
+    f.pin();
+    cuda::begin_products();
+    multiply_pairs<T, kRows>(of_piece_, f, m_.x + piece * Memory<Weights, kRows>::kPieceBytes);
+    cuda::commit_products();
   }
-  prepare_input<Weights, kRows, kNorm>(m, a);
-  int stage = consumer;  // within the tile
-  for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
-#pragma unroll
-    for (float& sum : sums) {
-      sum = 0;
-    }
-    for (; stage < of_tile; stage += Weights::kConsumers) {
-      const int piece = stage * kUnits;
-      start(first, piece);
-      if (!ahead) {
-        load_second();
-      }
-      ahead = false;
-      end(first, piece);
-      if (piece + 1 < a.pieces) {
-        start(second, piece + 1);
-        load_first();
-        end(second, piece + 1);
-      } else {
-        load_first();
-      }
-    }
-    stage -= of_tile;
-    finish_tile<kRows, kNorm, kSwiglu>(m, a, tile, sums);
+  __device__ void end(Fragment& f, int piece) {
+    cuda::wait_products<0>();
+    f.pin();
+    cuda::pin(of_piece_);
+    const float* const x = m_.x_sums + piece * kRows + threadIdx.x % 4 * 2;
+    f.add(sums_, of_piece_, [&](int j) { return *reinterpret_cast<const float2*>(x + 8 * j); });
   }
-}
+
+  const Memory<Weights, kRows>& m_;
+  const Arguments<Weights>& a_;
+  typename Weights::template Reader<kSwiglu> reader_;
+  int consumer_;
+  Ring ring_;
+  int left_;  // the number of stages that this warpgroup has not read yet
+  Fragment first_;
+  Fragment second_;
+  float sums_[kRows / 2];
+  float of_piece_[kRows / 2] = {};
+};
 
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __global__ void __launch_bounds__(kThreads<Weights>, 1)
@@ -410,7 +424,7 @@ __global__ void __launch_bounds__(kThreads<Weights>, 1)
     }
     __syncwarp();
   } else if constexpr (Weights::kIsPacked) {
-    consume_packed<Weights, kRows, kNorm, kSwiglu>(m, a);
+    PackedConsumer<Weights, kRows, kNorm, kSwiglu>(m, a).run();
   } else {
     consume_floats<Weights, kRows, kNorm, kSwiglu>(m, a);
   }

@@ -128,6 +128,42 @@ struct Stage {
   Piece<kB> b;
 };
 
+/// The sums of a warp's part of the tile: sums[i][j] are those of rows 16 i and columns 8 j on, as mma computes them.
+using WarpSums = float[kWarpRows / 16][kWarpColumns / 8][4];
+
+/// Writes a warp's part of the tile, whose first element is (row, column).
+template <class T>
+__device__ void write_warp(const WarpSums& sums, T* y, const Product& product, std::int64_t row, std::int64_t column,
+                           float slope) {
+  const int lane = threadIdx.x % 32;
+  const bool in_pairs = product.columns % 2 == 0 && reinterpret_cast<std::uintptr_t>(y) % 4 == 0;
+#pragma unroll
+  for (int i = 0; i < kWarpRows / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWarpColumns / 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t m = row + 16 * i + 8 * half + lane / 4;
+        const std::int64_t n = column + 8 * j + lane % 4 * 2;
+        const float first = leaky(sums[i][j][2 * half], slope);
+        const float second = leaky(sums[i][j][2 * half + 1], slope);
+        T* const to = y + m * product.columns + n;
+        if (m >= product.rows || n >= product.columns) {
+          continue;
+        }
+        if (in_pairs) {
+          *reinterpret_cast<std::uint32_t*>(to) = cuda::pair_of<T>(first, second);
+        } else {
+          to[0] = T(first);
+          if (n + 1 < product.columns) {
+            to[1] = T(second);
+          }
+        }
+      }
+    }
+  }
+}
+
 /// Each thread block computes one tile of y.
 template <class T, Lines kA, Lines kB>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -154,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     load(piece);
   }
 
-  float sums[kWarpRows / 16][kWarpColumns / 8][4] = {};
+  WarpSums sums = {};
 #pragma unroll 1
   for (int piece = 0; piece < pieces; ++piece) {
     cuda::wait_copies<kStages - 2>();
@@ -184,33 +220,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
 
-  const int lane = threadIdx.x % 32;
-  const bool in_pairs = product.columns % 2 == 0 && reinterpret_cast<std::uintptr_t>(y) % 4 == 0;
-#pragma unroll
-  for (int i = 0; i < kWarpRows / 16; ++i) {
-#pragma unroll
-    for (int j = 0; j < kWarpColumns / 8; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::int64_t m = row + warp_row + 16 * i + 8 * half + lane / 4;
-        const std::int64_t n = column + warp_column + 8 * j + lane % 4 * 2;
-        const float first = leaky(sums[i][j][2 * half], slope);
-        const float second = leaky(sums[i][j][2 * half + 1], slope);
-        T* const to = y + m * product.columns + n;
-        if (m >= product.rows || n >= product.columns) {
-          continue;
-        }
-        if (in_pairs) {
-          *reinterpret_cast<std::uint32_t*>(to) = cuda::pair_of<T>(first, second);
-        } else {
-          to[0] = T(first);
-          if (n + 1 < product.columns) {
-            to[1] = T(second);
-          }
-        }
-      }
-    }
-  }
+  write_warp(sums, y, product, row + warp_row, column + warp_column, slope);
 }
 
 template <class T>
