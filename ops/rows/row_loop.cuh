@@ -1,12 +1,13 @@
 #pragma once
 
-// Rows of any length and alignment, which a block reads again for each pass:
+// Rows of any length and alignment, which are read again for each pass:
 //
 //     global memory ──a batch of loads──▶ registers ──▶ a part of a sum, or results
 
 #include <cstdint>
 
 #include <mica/core/cuda/pack.cuh>
+#include <mica/core/dtype.h>
 
 namespace mica::kernels::rows {
 
@@ -53,6 +54,27 @@ __device__ void for_packs(const T* const (&rows)[kRows], std::int64_t columns, c
       }
     }
   });
+}
+
+/// Reads single elements of a row of kRows matrices: those at first, first + step, … < end. Calls f(i, elements,
+/// inside) for each batch of N elements, the first of which is at i; elements[n].at[k] is number n of matrix k, in the
+/// type of sums. Past the end, inside(n) is false, and elements are `absent`.
+template <int N, int kRows, class T, class F, class S = Accumulate<T>>
+__device__ void for_strided(const T* const (&rows)[kRows], std::int64_t first, std::int64_t end, std::int64_t step,
+                            S absent, const F& f) {
+#pragma unroll 1
+  for (std::int64_t i = first; i < end; i += N * step) {
+    const auto inside = [&](int n) { return i + n * step < end; };
+    cuda::Pack<S, kRows> elements[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+        elements[n].at[k] = inside(n) ? static_cast<S>(rows[k][i + n * step]) : absent;
+      }
+    }
+    f(i, elements, inside);
+  }
 }
 
 }  // namespace mica::kernels::rows
