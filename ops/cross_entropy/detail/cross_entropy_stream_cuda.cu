@@ -26,9 +26,9 @@ using Plan = CrossEntropyPlan;
 /// The packs of a row that a block has in its shared memory.
 template <class T>
 struct Slab {
-  static constexpr int kPack = PeeledRow<T>::kPack;
+  static constexpr int kPack = rows::PeeledRow<T>::kPack;
 
-  PeeledRow<T> peeled;
+  rows::PeeledRow<T> peeled;
   int count;           // packs
   std::int64_t first;  // the first class
   T* packs;            // its address in global memory
@@ -44,51 +44,19 @@ struct Slab {
   __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
 };
 
-/// The reductions over a row, and two numbers that the leader (the first thread of the row's first block) sends to the
-/// others in the same exchange.
-template <class T, Target kTarget, bool kCap>
-struct FoundInPlace : Found<T, kTarget, kCap> {
-  using Base = Found<T, kTarget, kCap>;
-  using S = Accumulate<T>;
-  static_assert(std::is_same_v<S, float>);
-  static constexpr int kNumbers = Base::kNumbers + 2;
-
-  S label_y;     // y of the label; 0 in all threads except the leader, so that sums give the leader's
-  int next_row;  // the row to process next; 0 in all threads except the leader
-
-  __device__ static FoundInPlace nothing(S unit) { return {Base::nothing(unit), S{0}, 0}; }
-  __device__ FoundInPlace empty() const { return {Base::empty(), S{0}, 0}; }
-  template <class F>
-  __device__ void for_numbers(const F& f) {
-    Base::for_numbers(f);
-    f(Base::kNumbers, label_y);
-    S bits = __int_as_float(next_row);
-    f(Base::kNumbers + 1, bits);
-    next_row = __float_as_int(bits);
-  }
-  __device__ void join(const FoundInPlace& other) {
-    Base::join(other);
-    label_y += other.label_y;
-    next_row += other.next_row;
-  }
-  template <int kLanes>
-  __device__ FoundInPlace over_lanes() const {
-    return {Base::template over_lanes<kLanes>(), sum_of_lanes(label_y, kLanes), sum_of_lanes(next_row, kLanes)};
-  }
-};
-
 template <class T, Target kTarget, bool kCap, bool kCluster>
 class Streamer {
   using S = Accumulate<T>;
-  static constexpr int kPack = PeeledRow<T>::kPack;
+  static constexpr int kPack = Slab<T>::kPack;
   using Packs = rows::Pack<T, kPack>;
-  using FoundInRow = FoundInPlace<T, kTarget, kCap>;
+  using FoundInRow = Found<T, kTarget, kCap, /*kInPlace=*/true>;
   using Group = rows::RowGroup<FoundInRow, kCluster ? rows::Group::cluster : rows::Group::block, rows::kWarp,
                                /*kSeveral=*/false, /*kBuffers=*/2>;
 
  public:
   using Shared = typename Group::Shared;
 
+  /// `queue` is the number of rows that were taken from the queue.
   __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, Shared& shared,
                       unsigned char* memory)
       : p_(p),
@@ -97,7 +65,7 @@ class Streamer {
         queue_(queue),
         threads_(static_cast<int>(blockDim.x)),
         slot_(cuda::shared_address(memory) + 16 * threadIdx.x),
-        rank_(kCluster ? cuda::cluster_rank() : 0),
+        rank_(Group::rank()),
         group_(shared, plan.cluster) {
     asm volatile("" : "+r"(slot_));  // keeps the compiler from recomputing it at each use
   }
@@ -106,16 +74,13 @@ class Streamer {
     const S common = incoming.per_row ? S{0} : incoming(0);
     std::int64_t row = blockIdx.x / plan_.cluster;
     Label<T, kTarget> label(p_, row);
-    fetch(slab_of_row(row), label.ignored);
+    Slab<T> none = slab_of_row(row);
+    none.count = 0;
+    write(none, row, label.ignored, [](int, std::uint32_t) { return Packs{}; });
     while (row < p_.rows) {
       const Slab<T> slab = slab_of_row(row);
-      const int taken = is_leader() ? pop_row() : 0;  // early, to hide the latency of the atomic operation
-      // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
-      const S label_y = is_leader() ? y_of_label(row, label) : S{0};
-      FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, slab);
-      found.next_row = is_leader() ? marked_if_ignored(taken) : 0;
-      found.label_y = label_y;
-      found = group_.all_reduce(found);
+      T* const logits = logits_ + row * p_.classes;
+      const FoundInRow found = group_.all_reduce(found_by_thread(row, slab, label));
       const bool ignores_next = found.next_row < 0;
       const std::int64_t next = ignores_next ? ~found.next_row : found.next_row;
       const Label<T, kTarget> next_label(p_, next < p_.rows ? next : 0);
@@ -124,9 +89,9 @@ class Streamer {
           losses[row] = 0;
         }
         write(slab, next, ignores_next, [](int, std::uint32_t) { return Packs{}; });
-        for_end(slab, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
+        for_end(slab, [&](std::int64_t i) { logits[i] = static_cast<T>(0.0f); });
       } else {
-        const Outcome<T, kTarget> outcome(p_, label, found, found.label_y);
+        const Outcome<T> outcome(p_, label, found, found.label_y);
         if (is_leader()) {
           losses[row] = outcome.loss;
         }
@@ -138,8 +103,8 @@ class Streamer {
           return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(slot), gradient);
         });
         for_end(slab, [&](std::int64_t i) {
-          T* const x = logits_ + row * p_.classes + i;
-          rows::store(x, gradient_of(p_, row, i, label.index == i ? 0 : -1, rows::load<1>(x), gradient));
+          rows::store(logits + i,
+                      gradient_of(p_, row, i, label.index == i ? 0 : -1, rows::load<1>(logits + i), gradient));
         });
       }
       row = next;
@@ -148,28 +113,10 @@ class Streamer {
   }
 
  private:
-  __device__ std::uint64_t policy() const {
-    return cuda::read_once_policy(p_.rows * p_.classes * static_cast<int>(sizeof(T)));
-  }
-
   __device__ bool is_leader() const { return rank_ == 0 && threadIdx.x == 0; }
-
-  // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
-  // work. The result of a row does not depend on which block processes it.
-  __device__ int pop_row() const { return static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1); }
-
-  /// `row`, or its bitwise complement, which is negative, if the row is ignored and need not be loaded.
-  __device__ int marked_if_ignored(int row) const {
-    return row < p_.rows && Label<T, kTarget>(p_, row).ignored ? ~row : row;
-  }
 
   __device__ Slab<T> slab_of_row(std::int64_t row) const {
     return Slab<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
-  }
-
-  __device__ S y_of_label(std::int64_t row, const Label<T, kTarget>& label) const {
-    const bool look = kTarget != Target::given && label.valid && !label.ignored;
-    return look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
   }
 
   /// The pack at `slot` in shared memory.
@@ -181,25 +128,6 @@ class Streamer {
     return reinterpret_cast<const Packs&>(bits);
   }
 
-  /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
-  template <int N>
-  __device__ void add_packs(std::int64_t row, const Slab<T>& slab, int i, std::uint32_t slot, FoundInRow& found) const {
-    if constexpr (N > 1 && kTarget == Target::given) {  // probabilities take registers, too: one pack at a time
-      add_packs<1>(row, slab, i, slot, found);
-      add_packs<N - 1>(row, slab, i + threads_, slot + 16 * threads_, found);
-    } else {
-      S y[N * kPack];
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        unpack_capped<kCap>(p_, kept(slot + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
-      }
-      found.raise_to(y);
-      found.add(y, [&](int j) {
-        return common_u<kTarget>(p_, row, slab.first + std::int64_t{i + j / kPack * threads_} * kPack + j % kPack);
-      });
-    }
-  }
-
   /// Calls f(i) with the class i of the row's unaligned ends that belongs to this thread, if there is one.
   template <class F>
   __device__ void for_end(const Slab<T>& slab, const F& f) const {
@@ -208,47 +136,66 @@ class Streamer {
     }
   }
 
-  /// Starts loading a row, unless it is ignored, in Plan::kParts groups of copies.
-  __device__ void fetch(const Slab<T>& slab, bool ignored) {
-    const int count = ignored ? 0 : slab.count;
-    int i = threadIdx.x;
-    std::uint32_t slot = slot_;
-    for (int part = 0; part < Plan::kParts; ++part) {
-      for (int round = 0; round < plan_.part; ++round, i += threads_, slot += 16 * threads_) {
-        if (i < count) {
-          cuda::copy_async<16>(slot, slab.at(i), policy());
-        }
-      }
-      cuda::commit_copies();
+  /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
+  template <int N>
+  __device__ void add_packs(std::int64_t row, const Slab<T>& slab, int i, std::uint32_t slot, FoundInRow& found) const {
+    S y[N * kPack];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      unpack_capped<kCap>(p_, kept(slot + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
     }
+    found.raise_to(y);
+    found.add(y, [&](int j) {
+      return common_u(p_, row, slab.first + std::int64_t{i + j / kPack * threads_} * kPack + j % kPack);
+    });
   }
 
-  __device__ FoundInRow found_by_thread(std::int64_t row, const Slab<T>& slab) {
+  /// The reductions of the thread's packs, which are added as they arrive, and the leader's numbers.
+  __device__ FoundInRow found_by_thread(std::int64_t row, const Slab<T>& slab, const Label<T, kTarget>& label) const {
+    // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
+    // work. The result of a row does not depend on which block processes it. The row is taken early, to hide the
+    // latency of the atomic operation.
+    const int next = is_leader() ? static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1) : 0;
+    // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
+    const bool look = is_leader() && label.valid && !label.ignored;
+    const S label_y = look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
     auto found = FoundInRow::nothing(p_.unit());
+    if (!label.ignored) {
+      add_row(row, slab, found);
+    }
+    found.label_y = label_y;
+    // The bitwise complement, which is negative, of a row that is ignored and need not be loaded.
+    found.next_row = is_leader() && next < p_.rows && Label<T, kTarget>(p_, next).ignored ? ~next : next;
+    return found;
+  }
+
+  __device__ void add_row(std::int64_t row, const Slab<T>& slab, FoundInRow& found) const {
+    constexpr int kAtOnce = kTarget == Target::label ? 2 : 1;  // probabilities take registers, too
     for_end(slab, [&](std::int64_t i) { add_pack(p_, row, i, rows::load<1>(logits_ + row * p_.classes + i), found); });
     int i = threadIdx.x;
     std::uint32_t slot = slot_;
 #pragma unroll
     for (int part = 0; part < Plan::kParts; ++part) {
       cuda::wait_copies(Plan::kParts - 1 - part);
-      for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_, slot += 2 * 16 * threads_) {
-        if (i + threads_ < slab.count) {
-          add_packs<2>(row, slab, i, slot, found);
+      for (int round = 0; round < plan_.part;
+           round += kAtOnce, i += kAtOnce * threads_, slot += kAtOnce * 16 * threads_) {
+        if (i + (kAtOnce - 1) * threads_ < slab.count) {
+          add_packs<kAtOnce>(row, slab, i, slot, found);
         } else if (i < slab.count) {
           add_packs<1>(row, slab, i, slot, found);
         }
       }
     }
-    return found;
   }
 
   /// Overwrites each pack i of a row in global memory with make(i, its slot in shared memory), and starts loading the
-  /// next row into the freed slots.
+  /// next row into the freed slots, in Plan::kParts groups of copies.
   template <class Make>
   __device__ void write(const Slab<T>& slab, std::int64_t next_row, bool ignores_next, const Make& make) {
     const bool more = next_row < p_.rows && !ignores_next;
     const Slab<T> next = more ? slab_of_row(next_row) : slab;
     const int next_count = more ? next.count : 0;
+    const std::uint64_t policy = cuda::read_once_policy(p_.rows * p_.classes * static_cast<int>(sizeof(T)));
     int i = threadIdx.x;
     std::uint32_t slot = slot_;
     T* to = slab.at(i);
@@ -261,7 +208,7 @@ class Streamer {
           rows::store_whole(to, make(i, slot));
         }
         if (i < next_count) {
-          cuda::copy_async<16>(slot, from, policy());
+          cuda::copy_async<16>(slot, from, policy);
         }
         i += threads_;
         slot += 16 * threads_;
@@ -275,7 +222,7 @@ class Streamer {
   const Problem<T>& p_;
   const Plan& plan_;
   T* logits_;
-  int* queue_;  // the number of rows that were taken from the queue
+  int* queue_;
   int threads_;
   std::uint32_t slot_;  // the thread's first pack in shared memory; the next one is 16 · threads_ bytes after it
   int rank_;
