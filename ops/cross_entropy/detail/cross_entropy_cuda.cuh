@@ -118,25 +118,33 @@ struct Problem {
   __device__ S weight_of(std::int64_t i) const { return weight != nullptr ? weight[i] : S{1}; }
 };
 
-/// The label of a row. If the targets are probabilities, there is none: index is −1, and u is 0.
+/// The label of a row; if the targets are probabilities, there is none.
 template <class T, Target kTarget>
 struct Label {
   using S = Accumulate<T>;
+  static constexpr std::int64_t kNone = -1;
+  static constexpr std::int64_t kIgnored = -2;
+  static constexpr std::int64_t kInvalid = -3;
 
-  std::int64_t index = -1;
-  bool ignored = false;
-  bool valid = false;  // whether it is a class
-  S u = 0;             // the part of u that only the label's class has
+  std::int64_t index = kNone;  // a class, or one of these
+  S u = 0;                     // the part of u that only the label's class has
 
   __device__ Label(const Problem<T>& p, std::int64_t row) {
     if (kTarget == Target::label || p.labels != nullptr) {
       index = p.wide_labels ? static_cast<const std::int64_t*>(p.labels)[row]
                             : static_cast<const std::int32_t*>(p.labels)[row];
-      ignored = index == p.ignore_index;
-      valid = index >= 0 && index < p.classes;
-      u = valid ? p.sharp * p.weight_of(index) : std::numeric_limits<S>::quiet_NaN();
+      if (index == p.ignore_index) {
+        index = kIgnored;
+      } else if (index >= 0 && index < p.classes) {
+        u = p.sharp * p.weight_of(index);
+      } else {
+        index = kInvalid;
+        u = std::numeric_limits<S>::quiet_NaN();
+      }
     }
   }
+  __device__ bool is_class() const { return index >= 0; }
+  __device__ bool ignored() const { return index == kIgnored; }
 };
 
 /// y of a logit.
@@ -227,20 +235,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
     }
     Base::raise(top);
   }
-  /// Calls raise() if any of these y is larger than the largest so far.
-  template <int N>
-  __device__ void raise_to(const S (&y)[N]) {
-    if (!is_bounded()) {
-      S top = largest;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        top = larger(top, y[j]);
-      }
-      raise(top);
-    }
-  }
-
-  /// Adds several y, none of which is larger than `largest`. common(j) is u of y number j.
+  /// Adds several y. common(j) is u of y number j.
   template <int N, class Common>
   __device__ void add(const S (&y)[N], const Common& common) {
     if (is_bounded()) {
@@ -249,6 +244,12 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
         sum += power_of<T, kCap, /*kLow=*/false>(fma(y[j], power.unit, -power.unit), j);
       }
     } else {
+      S top = largest;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        top = larger(top, y[j]);
+      }
+      raise(top);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         sum += power_of<T, kCap>((y[j] - largest) * power.unit, j);
@@ -302,67 +303,16 @@ struct Outcome {
   using S = Accumulate<T>;
 
   S mass;  // U
-  S log_sum;
+  S logsumexp;
   S loss;
 
   template <class Label, class Found>
   __device__ Outcome(const Problem<T>& p, const Label& label, const Found& found, S label_y)
-      : mass(found.mass + label.u), log_sum(math::log(found.sum)) {
+      : mass(found.mass + label.u) {
+    const S log_sum = math::log(found.sum);
+    logsumexp = p.span * found.largest + log_sum;
     loss = p.span * (found.distance + weighed(label.u, found.largest - label_y)) + mass * log_sum;
   }
-};
-
-/// Computes the gradients of a row's logits: dx = sum_scale · 2^(unit · (span · y − shift)) − common_scale · u − hit,
-/// where `hit` is subtracted only for the label's class. With a cap, the power is 2^(unit · y − shift), and dx is
-/// multiplied by 1 − y².
-template <class T, Target kTarget, bool kCap>
-struct Gradient {
-  using S = Accumulate<T>;
-
-  S span;
-  S shift;
-  S unit;
-  S sum_scale;
-  S common_scale;  // the factor of common_u()
-  S hit;
-
-  /// From the reductions over the row; g is what the row's gradient is multiplied by.
-  template <bool kInPlace>
-  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label,
-                      const Found<T, kTarget, kCap, kInPlace>& found, S mass, S g)
-      : Gradient(p, label, g) {
-    span = 1;
-    unit = found.power.unit;
-    shift = kCap ? found.largest * unit : found.largest;
-    sum_scale = g * mass * p.scale / found.sum;
-  }
-  /// The same, from log Σ eᶻ.
-  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S logsumexp, S mass, S g)
-      : Gradient(p, label, g) {
-    span = p.span;
-    unit = kCap ? p.unit() : kLog2E<S>;
-    shift = kCap ? logsumexp * kLog2E<S> : logsumexp;
-    sum_scale = g * mass * p.scale;
-  }
-
-  /// The gradient of element j of a pack, from its y. is_label: whether its class is the row's label. common() is its
-  /// u.
-  template <class Common>
-  __device__ S operator()(S y, int j, bool is_label, const Common& common) const {
-    S dz = power_of<T, kCap>(kCap ? fma(unit, y, -shift) : fma(span, y, -shift) * unit, j) * sum_scale;
-    if constexpr (kTarget == Target::distribution) {
-      dz -= common() * common_scale;
-    }
-    dz -= is_label ? hit : S{0};
-    if constexpr (kCap) {
-      dz *= fma(-y, y, S{1});
-    }
-    return dz;
-  }
-
- private:
-  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S g)
-      : common_scale(g * p.scale), hit(g * label.u * p.scale) {}
 };
 
 /// V logits as y.
@@ -383,32 +333,59 @@ __device__ void add_pack(const Problem<T>& p, std::int64_t row, std::int64_t i, 
                          Found<T, kTarget, kCap, kInPlace>& found) {
   Accumulate<T> y[V];
   unpack_capped<kCap>(p, pack, y);
-  found.raise_to(y);
   found.add(y, [&](int j) { return common_u(p, row, i + j); });
 }
 
-/// The gradient of V logits, from class i of a row on. label_at is the position of the label in the pack; it is out of
-/// range if the pack does not contain the label.
-template <class T, Target kTarget, bool kCap, int V>
-__device__ rows::Pack<T, V> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i, int label_at,
-                                        const rows::Pack<T, V>& pack, const Gradient<T, kTarget, kCap>& gradient) {
-  Accumulate<T> values[V];
-  unpack_capped<kCap>(p, pack, values);
-  const auto all = [&](auto is_label) {
+/// The gradients of a row's logits: dx = sum_scale · 2^(log₂e · (span · y − logsumexp)) − scale · u − hit, where `hit`
+/// is subtracted only for the label's class. With a cap, dx is multiplied by 1 − y².
+template <class T, Target kTarget, bool kCap>
+struct Gradient {
+  using S = Accumulate<T>;
+
+  const Problem<T>& p;
+  std::int64_t row;
+  S shift;  // with a cap, multiplied by log₂e
+  S scale;  // the factor of common_u()
+  S sum_scale;
+  S hit;
+
+  /// g is what the row's gradient is multiplied by.
+  __device__ Gradient(const Problem<T>& p, std::int64_t row, S logsumexp, S mass, S label_u, S g)
+      : p(p),
+        row(row),
+        shift(kCap ? logsumexp * kLog2E<S> : logsumexp),
+        scale(g * p.scale),
+        sum_scale(g * mass * p.scale),
+        hit(g * label_u * p.scale) {}
+
+  /// The gradient of V logits, from class i of the row on. label_at is the position of the label in the pack; it is out
+  /// of range if the pack does not contain the label.
+  template <int V>
+  __device__ rows::Pack<T, V> operator()(const rows::Pack<T, V>& pack, std::int64_t i, int label_at) const {
+    S values[V];
+    unpack_capped<kCap>(p, pack, values);
+    const auto all = [&](auto is_label) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      values[j] = gradient(values[j], j, is_label(j), [&] { return common_u(p, row, i + j); });
+      for (int j = 0; j < V; ++j) {
+        const S y = values[j];
+        S dz = power_of<T, kCap>(kCap ? fma(p.unit(), y, -shift) : fma(p.span, y, -shift) * kLog2E<S>, j) * sum_scale;
+        if constexpr (kTarget == Target::distribution) {
+          dz -= common_u(p, row, i + j) * scale;
+        }
+        dz -= is_label(j) ? hit : S{0};
+        values[j] = kCap ? dz * fma(-y, y, S{1}) : dz;
+      }
+    };
+    // Only one pack of a row contains the label. The others need no test for each element. For a distribution, it is
+    // not worth twice the code.
+    if (kTarget == Target::distribution || static_cast<unsigned>(label_at) < V) {
+      all([&](int j) { return j == label_at; });
+    } else {
+      all([](int) { return false; });
     }
-  };
-  // Only one pack of a row contains the label. The others need no test for each element. For a distribution, it is not
-  // worth twice the code.
-  if (kTarget == Target::distribution || static_cast<unsigned>(label_at) < V) {
-    all([&](int j) { return j == label_at; });
-  } else {
-    all([](int) { return false; });
+    return rows::pack_of<T>(values);
   }
-  return rows::pack_of<T>(values);
-}
+};
 
 /// The factor of the rows' gradients, dloss / denominator, as pointers; null for 1.
 template <class T>

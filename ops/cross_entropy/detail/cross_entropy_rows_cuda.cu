@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     return;
   }
   const Label<T, kTarget> label(p, row);
-  if (label.ignored) {  // the same for all threads of the row
+  if (label.ignored()) {  // the same for all threads of the row
     if (at.t == 0) {
       logsumexp[row] = 0;
       mass[row] = 0;
@@ -69,9 +69,10 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
       [&](const auto& pack, std::int64_t i) { add_pack(p, row, i, pack, mine); });
   const auto found = RowGroup<FoundInRow, kGroup>(shared).all_reduce(mine);
   if (at.t == 0) {
-    const S label_y = label.valid ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};
+    const S label_y =
+        label.is_class() ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};
     const Outcome<T> outcome(p, label, found, label_y);
-    logsumexp[row] = p.span * found.largest + outcome.log_sum;
+    logsumexp[row] = outcome.logsumexp;
     mass[row] = outcome.mass;
     losses[row] = outcome.loss;
   }
@@ -89,18 +90,18 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
   const T* const x = p.logits + row * p.classes;
   T* const dx = dlogits + row * p.classes;
   const Label<T, kTarget> label(p, row);
-  if (label.ignored) {
+  if (label.ignored()) {
     for (std::int64_t i = at.t; i < p.classes; i += at.threads) {
       dx[i] = static_cast<T>(0.0f);
     }
     return;
   }
-  const Gradient<T, kTarget, kCap> gradient(p, label, logsumexp[row], mass[row], incoming(row));
+  const Gradient<T, kTarget, kCap> gradient(p, row, logsumexp[row], mass[row], label.u, incoming(row));
   const bool same_offset = reinterpret_cast<std::uintptr_t>(dx + rows::PeeledRow<T>(x, p.classes).head) % 16 == 0;
   rows::for_peeled_packs<kAhead<T, kTarget>>(
       x, p.classes, at.t, at.threads, [&]<int V>(const rows::Pack<T, V>& pack, std::int64_t i) {
         const std::int64_t ahead = label.index - i;
-        const auto out = gradient_of(p, row, i, ahead >= 0 && ahead < V ? static_cast<int>(ahead) : -1, pack, gradient);
+        const auto out = gradient(pack, i, ahead >= 0 && ahead < V ? static_cast<int>(ahead) : -1);
         if (V == 1 || !same_offset) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {

@@ -17,8 +17,8 @@ struct SoftmaxLayout {
   bool streamed = false;                  // whether each block stays on its multiprocessor and processes row after row
   int threads = rows::kMostGroupThreads;  // the most per block
   int blocks = 0;                         // that fit on a multiprocessor, at least; 0: as many as registers allow
-  int forward;                            // the element sizes that it is compiled for: 2 or 4 bytes, or 2 | 4
-  int backward;
+  int forward = 0;                        // the element sizes that it is compiled for: 2 or 4 bytes, or 2 | 4
+  int backward = 0;
   bool masked = true;  // whether it is also compiled for masked rows
 
   constexpr bool serves(int element_size, bool is_backward, bool is_masked) const {
@@ -37,22 +37,16 @@ inline constexpr SoftmaxLayout kSoftmaxLayouts[] = {
     {.elements = 24, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
     {.elements = 32, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
     // A block. A row gets the one that leaves the fewest threads without elements; of equal ones, the first.
-    {.group = Group::block, .elements = 16, .forward = 0, .backward = 4},
+    {.group = Group::block, .elements = 16, .backward = 4},
     {.group = Group::block, .elements = 32, .forward = 2 | 4, .backward = 2 | 4},
     {.group = Group::block, .elements = 24, .forward = 2 | 4, .backward = 2},
-    {.group = Group::block, .elements = 32, .packed = true, .forward = 2, .backward = 0},
-    {.group = Group::block, .elements = 24, .packed = true, .forward = 2, .backward = 0},
+    {.group = Group::block, .elements = 32, .packed = true, .forward = 2},
+    {.group = Group::block, .elements = 24, .packed = true, .forward = 2},
     // A cluster. A row gets the first that is large enough.
-    {.group = Group::cluster, .elements = 32, .streamed = true, .forward = 2 | 4, .backward = 0, .masked = false},
-    {.group = Group::cluster,
-     .elements = 32,
-     .threads = 384,
-     .blocks = 2,
-     .forward = 0,
-     .backward = 4,
-     .masked = false},
+    {.group = Group::cluster, .elements = 32, .streamed = true, .forward = 2 | 4, .masked = false},
+    {.group = Group::cluster, .elements = 32, .threads = 384, .blocks = 2, .backward = 4, .masked = false},
     {.group = Group::cluster, .elements = 32, .forward = 4, .backward = 2 | 4},
-    {.group = Group::cluster, .elements = 32, .packed = true, .forward = 2, .backward = 0},
+    {.group = Group::cluster, .elements = 32, .packed = true, .forward = 2},
 };
 
 struct SoftmaxProblem {
