@@ -11,7 +11,7 @@ namespace {
 using rows::kMostGroupThreads;
 
 constexpr int kWarp = 32;
-constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kUnusable = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kSlabUnit = 64;  // columns
 
 // In forward, longer aligned rows are streamed. Shorter ones are faster with one row per cluster.
@@ -48,13 +48,13 @@ std::int64_t cost_of(const SoftmaxProblem& problem, const SoftmaxLayout& layout,
     const bool shorter = problem.element_size == 4 && problem.backward && problem.clusters && !problem.masked;
     return layout.packed == packed && problem.columns <= (shorter ? kMostBlockColumnsBackward : kMostBlockColumns)
                ? 1000 + plan.threads * layout.elements
-               : kNever;
+               : kUnusable;
   }
   // 16-bit rows are streamed only by the largest blocks: otherwise one row per cluster is faster. Rows of 32 bits get
   // clusters of 8 blocks if these are enough.
   const bool streams =
       problem.columns > kMostHeldColumns && (narrow ? plan.threads == kMostGroupThreads : plan.cluster >= 8);
-  return layout.streamed && !streams ? kNever : 1'000'000 + plan.layout * 100 + plan.cluster;
+  return layout.streamed && !streams ? kUnusable : 1'000'000 + plan.layout * 100 + plan.cluster;
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ SoftmaxPlan plan_softmax(const SoftmaxProblem& problem) {
   if (problem.alignment % 16 != 0 || problem.columns * problem.element_size % 16 != 0) {
     return best;
   }
-  std::int64_t best_cost = kNever;
+  std::int64_t best_cost = kUnusable;
   for (int i = 0; i < static_cast<int>(std::size(kSoftmaxLayouts)); ++i) {
     const SoftmaxLayout& layout = kSoftmaxLayouts[i];
     const bool lanes = layout.group == Group::warp;
