@@ -40,6 +40,26 @@ class RowRing {
     }
   }
 
+  /// For rings whose absent packs are not zeros: fill() writes a pack in place of those from number `count` on, once
+  /// for all stages, and fetch_present() leaves them as they are.
+  __device__ void fill(int count, const Packs& pack) {
+#pragma unroll
+    for (int i = 0; i < kDepth * kSources * P; ++i) {
+      if (i % P >= count) {
+        packs_[i * cuda::kWarp] = pack;
+      }
+    }
+  }
+  __device__ void fetch_present(int stage, std::uint64_t policy, int count, const T* from) {
+    static_assert(kSources == 1);
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if (i < count) {
+        cuda::copy_async<sizeof(Packs)>(cuda::shared_address(&at(stage, 0, i)), from + i * (kLanes * V), policy);
+      }
+    }
+  }
+
   /// The thread's pack number i of a matrix.
   __device__ Packs& at(int stage, int source, int i) const {
     return packs_[stage * kStage + (source * P + i) * cuda::kWarp];

@@ -2,6 +2,7 @@
 
 // A row that stays in the registers of the threads that share it, between reading it and writing its results.
 
+#include <cstdint>
 #include <type_traits>
 
 #include <mica/core/cuda/pack.cuh>
@@ -11,6 +12,17 @@ namespace mica::kernels::rows {
 
 using cuda::Pack;
 
+/// A pack of equal elements.
+template <int V, class T>
+__device__ Pack<T, V> pack_of_one(T value) {
+  Pack<T, V> pack;
+#pragma unroll
+  for (T& element : pack.at) {
+    element = value;
+  }
+  return pack;
+}
+
 /// The P packs of a row that a thread has, V columns each. If kPacked, they stay in the dtype in which they were read,
 /// which takes half the registers for 16-bit elements. Otherwise they are converted to the type of sums, and may be
 /// replaced by computed values.
@@ -19,6 +31,33 @@ class RowTile {
  public:
   using S = Accumulate<T>;
   static constexpr int kWords = P * V * static_cast<int>(kPacked ? sizeof(T) : sizeof(S)) / 4;
+
+  /// The thread's first column, if the packs of kLanes neighboring lanes are adjacent, and so are those of a warp.
+  template <int kLanes>
+  __device__ static int first_column() {
+    const int thread = static_cast<int>(threadIdx.x);
+    return (thread / kLanes * (P * kLanes) + thread % kLanes) * V;
+  }
+
+  /// Loads packs of 16 bytes, kStep columns apart, with a policy for the L2 cache: those that begin in the `left`
+  /// columns from `from` on. The others become `absent`
+  /// elements.
+  template <int kStep>
+  __device__ void load(const T* from, int left, std::uint64_t policy, T absent) {
+    const Pack<T, V> past = pack_of_one<V>(absent);
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      // Loaded as words. With single elements, the compiler would wait for each load, to move its elements one by one,
+      // before it issues the next one.
+      uint4 words = reinterpret_cast<const uint4&>(past);
+      if (i * kStep < left) {
+        const Pack<T, V> pack = cuda::load_streaming<V>(from + i * kStep, policy);
+        words = reinterpret_cast<const uint4&>(pack);
+      }
+      set(i, words);
+    }
+  }
+  __device__ void set(int i, const uint4& words) { set(i, reinterpret_cast<const Pack<T, V>&>(words)); }
 
   __device__ void set(int i, const Pack<T, V>& pack) {
     if constexpr (kPacked) {

@@ -339,16 +339,17 @@ TEST_F(SmallCase, AddRMSNorm) {
 
 TEST_F(SmallCase, Softmax) {
   for (const DType dtype : {float32, bfloat16, float64}) {
-    // Rows that are multiples of 16 bytes, and rows that are not, for a part of a warp, a warp, a block and a cluster.
-    for (const std::int64_t n : {8, 768, 3080, 5, 300, 3001, 40'000, 40'001, 80'000}) {
+    // Rows that are multiples of 16 bytes, for a part of a warp, a warp, a block, a cluster that holds one row, and one
+    // that streams rows; and rows that are not.
+    for (const std::int64_t n : {8, 768, 3080, 20'480, 65'536, 5, 301, 3001, 40'001}) {
       const Tensor x = randn({5, n}, dtype);
       const std::string what = name_of(dtype, 5, n);
       const double tolerance = tolerance_of(dtype);
       compare_with_gradients(what, tolerance, {x}, [](const Tensors& in) { return softmax(in[0], 1); });
       compare_with_gradients(what + ", log", tolerance, {x}, [](const Tensors& in) { return log_softmax(in[0], 1); });
     }
-    // Rows that do not fit into shared memory.
-    compare_with_gradients("long", tolerance_of(dtype), {randn({1, 1'200'000}, dtype)},
+    // Rows that are too long for registers.
+    compare_with_gradients("long", tolerance_of(dtype), {randn({1, 300'000}, dtype)},
                            [](const Tensors& in) { return softmax(in[0], 1); });
     compare_with_gradients("columns", tolerance_of(dtype), {randn({9, 33}, dtype)},
                            [](const Tensors& in) { return softmax(in[0], 0); });
@@ -363,9 +364,13 @@ TEST_F(SmallCase, CrossEntropy) {
                           Matrix{float32, 3, 100'000}, Matrix{float64, 5, 33}}) {
     const Tensors inputs{randn({c.rows, c.columns}, c.dtype), randint(0, c.columns, {c.rows})};
     for (const bool in_place : {false, true}) {
-      compare_with_gradients(
-          name_of(c.dtype, c.rows, c.columns) + (in_place ? ", in place" : ""), tolerance_of(c.dtype), inputs,
-          [&](const Tensors& in) { return 3 * cross_entropy(in[0] * 1.5, in[1], {.in_place = in_place}); });
+      for (const double smoothing : {0.0, 0.1}) {
+        compare_with_gradients(name_of(c.dtype, c.rows, c.columns) + (in_place ? ", in place" : ""),
+                               tolerance_of(c.dtype), inputs, [&](const Tensors& in) {
+                                 return 3 * cross_entropy(in[0] * 1.5, in[1],
+                                                          {.label_smoothing = smoothing, .in_place = in_place});
+                               });
+      }
     }
   }
 }

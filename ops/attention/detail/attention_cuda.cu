@@ -56,16 +56,17 @@ auto rule_of(const Tensor& x, const Args& args) {
 void attention_weights_forward(Cuda, const AttentionWeightsForward& args) {
   const std::int64_t keys = args.scores.size(-1);
   on_dtype(FloatTypes{}, args.scores.dtype(), "attention_weights", [&]<class T>() {
-    softmax_rows::forward(args.scores.data<T>(), args.weights.data<T>(), args.scores.numel() / keys, keys,
-                          rule_of<T>(args.scores, args));
+    softmax_rows::run({{args.scores.data<T>()}, args.weights.data<T>()}, args.scores.numel() / keys, keys,
+                      softmax_rows::Forward<T, softmax_rows::Kind::masked>{rule_of<T>(args.scores, args)});
   });
 }
 
 void attention_weights_backward(Cuda, const AttentionWeightsBackward& args) {
   const std::int64_t keys = args.weights.size(-1);
   on_dtype(FloatTypes{}, args.weights.dtype(), "attention_weights", [&]<class T>() {
-    softmax_rows::backward(args.weights.data<T>(), args.dweights.data<T>(), args.dscores.data<T>(),
-                           args.weights.numel() / keys, keys, rule_of<T>(args.weights, args));
+    softmax_rows::run({{args.weights.data<T>(), args.dweights.data<T>()}, args.dscores.data<T>()},
+                      args.weights.numel() / keys, keys,
+                      softmax_rows::Backward<T, softmax_rows::Kind::masked>{rule_of<T>(args.weights, args)});
   });
 }
 

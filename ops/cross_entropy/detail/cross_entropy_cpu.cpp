@@ -33,7 +33,7 @@ class Rows {
         ignore_index_(terms.ignore_index),
         format_(element_format(terms.logits.dtype())),
         logits_(terms.logits.raw_data()),
-        given_(kind_ == CrossEntropyTarget::given ? terms.targets.raw_data() : nullptr),
+        given_(is_floating(terms.targets.dtype()) ? terms.targets.raw_data() : nullptr),
         wide_labels_(labeled() && terms.targets.dtype() == int64 ? terms.targets.data<std::int64_t>() : nullptr),
         labels_(labeled() && terms.targets.dtype() == int32 ? terms.targets.data<std::int32_t>() : nullptr),
         weight_(terms.weight.data_or_null<S>()),
@@ -54,7 +54,7 @@ class Rows {
     });
   }
 
-  bool labeled() const { return kind_ != CrossEntropyTarget::given; }
+  bool labeled() const { return given_ == nullptr; }
   std::int64_t label(std::int64_t i) const { return wide_labels_ != nullptr ? wide_labels_[i] : labels_[i]; }
   bool ignored(std::int64_t i) const { return labeled() && label(i) == ignore_index_; }
   CrossEntropyTarget kind() const { return kind_; }

@@ -16,7 +16,7 @@
 #include <mica/core/math.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
 #include <mica/ops/rows/row_group.cuh>
-#include <mica/ops/rows/row_tile.cuh>
+#include <mica/ops/rows/row_loop.cuh>
 #include <mica/ops/rows/rows_cuda.cuh>
 #include <mica/ops/rows/sum_exp.cuh>
 
@@ -106,7 +106,7 @@ struct Problem {
       inner = scale;
       span = 1;
     }
-    if (target_of(terms) == Target::given) {
+    if (is_floating(terms.targets.dtype())) {
       given = terms.targets.data<T>();
     } else {
       labels = terms.targets.raw_data();
@@ -118,25 +118,33 @@ struct Problem {
   __device__ S weight_of(std::int64_t i) const { return weight != nullptr ? weight[i] : S{1}; }
 };
 
-/// The label of a row.
+/// The label of a row; if the targets are probabilities, there is none.
 template <class T, Target kTarget>
 struct Label {
   using S = Accumulate<T>;
+  static constexpr std::int64_t kNone = -1;
+  static constexpr std::int64_t kIgnored = -2;
+  static constexpr std::int64_t kInvalid = -3;
 
-  std::int64_t index = -1;
-  bool ignored = false;
-  bool valid = true;
-  S u = 0;  // the part of u that only the label's class has
+  std::int64_t index = kNone;  // a class, or one of these
+  S u = 0;                     // the part of u that only the label's class has
 
   __device__ Label(const Problem<T>& p, std::int64_t row) {
-    if constexpr (kTarget != Target::given) {
+    if (kTarget == Target::label || p.labels != nullptr) {
       index = p.wide_labels ? static_cast<const std::int64_t*>(p.labels)[row]
                             : static_cast<const std::int32_t*>(p.labels)[row];
-      ignored = index == p.ignore_index;
-      valid = index >= 0 && index < p.classes;
-      u = valid ? p.sharp * p.weight_of(index) : std::numeric_limits<S>::quiet_NaN();
+      if (index == p.ignore_index) {
+        index = kIgnored;
+      } else if (index >= 0 && index < p.classes) {
+        u = p.sharp * p.weight_of(index);
+      } else {
+        index = kInvalid;
+        u = std::numeric_limits<S>::quiet_NaN();
+      }
     }
   }
+  __device__ bool is_class() const { return index >= 0; }
+  __device__ bool ignored() const { return index == kIgnored; }
 };
 
 /// y of a logit.
@@ -149,15 +157,12 @@ __device__ Accumulate<T> capped(const Problem<T>& p, Accumulate<T> x) {
   }
 }
 
-/// The part of u of class i of a row that is not only the label's; for smoothed labels, divided by `even`.
-template <Target kTarget, class T>
+/// The part of u of class i of a row that is not only the label's, if the target is a distribution.
+template <class T>
 __device__ Accumulate<T> common_u(const Problem<T>& p, std::int64_t row, std::int64_t i) {
   using S = Accumulate<T>;
-  if constexpr (kTarget == Target::given) {
-    return p.weight_of(i) * fma(p.sharp, static_cast<S>(p.given[row * p.classes + i]), p.even);
-  } else {
-    return p.weight_of(i);
-  }
+  const S u = p.given != nullptr ? fma(p.sharp, static_cast<S>(p.given[row * p.classes + i]), p.even) : p.even;
+  return p.weight_of(i) * u;
 }
 
 /// 2ˣ for element j of a pack; x ≤ 0 up to rounding. kLow: x may be below −126.
@@ -179,26 +184,29 @@ struct UnitPower {
   __device__ S operator()(S x) const { return exp2_of<T>(x * unit); }
 };
 
-/// The reductions over a row: the largest y and Σ 2^(unit · (y − largest)). Unless kTarget is label, also Σ u and
-/// Σ u (largest − y), with u from common_u().
+/// The reductions over a row: the largest y and Σ 2^(unit · (y − largest)). For a distribution also Σ u and
+/// Σ u (largest − y), with u from common_u(). If kInPlace, also two numbers that the leader, one thread of the row,
+/// sends to the others; they are 0 in all others, so that sums give the leader's.
 ///
 /// With a cap, y ≤ 1. If the cap is so small that no power 2^(unit · (y − 1)) can underflow, 1 is used instead of the
 /// largest y.
-template <class T, Target kTarget, bool kCap>
+template <class T, Target kTarget, bool kCap, bool kInPlace = false>
 struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
   using S = Accumulate<T>;
   using Base = SumExp<S, UnitPower<T>>;
-  static constexpr bool kCommon = kTarget != Target::label;
-  static constexpr int kNumbers = kCommon ? 4 : 2;
+  static constexpr bool kCommon = kTarget == Target::distribution;
+  static constexpr int kNumbers = 2 + (kCommon ? 2 : 0) + (kInPlace ? 2 : 0);
   using Base::largest;
   using Base::power;
   using Base::sum;
 
   S mass;
   S distance;
+  S label_y;     // y of the label
+  int next_row;  // the row to process next
 
   __device__ static Found nothing(S unit) {
-    Found found{Base::nothing({unit}), S{0}, S{0}};
+    Found found{Base::nothing({unit}), S{0}, S{0}, S{0}, 0};
     if (found.is_bounded()) {
       found.largest = 1;
     }
@@ -212,6 +220,12 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
       f(2, mass);
       f(3, distance);
     }
+    if constexpr (kInPlace) {
+      f(kNumbers - 2, label_y);
+      S bits = __int_as_float(next_row);
+      f(kNumbers - 1, bits);
+      next_row = __float_as_int(bits);
+    }
   }
   __device__ bool is_bounded() const { return kCap && power.unit <= S{60}; }
 
@@ -221,20 +235,7 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
     }
     Base::raise(top);
   }
-  /// Calls raise() if any of these y is larger than the largest so far.
-  template <int N>
-  __device__ void raise_to(const S (&y)[N]) {
-    if (!is_bounded()) {
-      S top = largest;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        top = larger(top, y[j]);
-      }
-      raise(top);
-    }
-  }
-
-  /// Adds several y, none of which is larger than `largest`. common(j) is u of y number j.
+  /// Adds several y. common(j) is u of y number j.
   template <int N, class Common>
   __device__ void add(const S (&y)[N], const Common& common) {
     if (is_bounded()) {
@@ -243,6 +244,12 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
         sum += power_of<T, kCap, /*kLow=*/false>(fma(y[j], power.unit, -power.unit), j);
       }
     } else {
+      S top = largest;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        top = larger(top, y[j]);
+      }
+      raise(top);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         sum += power_of<T, kCap>((y[j] - largest) * power.unit, j);
@@ -266,10 +273,10 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
       raise(top);
     }
     sum += same.sum;
-    if constexpr (kCommon) {
-      mass += same.mass;
-      distance += same.distance;
-    }
+    mass += same.mass;
+    distance += same.distance;
+    label_y += same.label_y;
+    next_row += same.next_row;
   }
   template <int kLanes>
   __device__ Found over_lanes() const {
@@ -282,117 +289,29 @@ struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
       all.mass = sum_of_lanes(all.mass, kLanes);
       all.distance = sum_of_lanes(all.distance, kLanes);
     }
+    if constexpr (kInPlace) {
+      all.label_y = sum_of_lanes(label_y, kLanes);
+      all.next_row = sum_of_lanes(next_row, kLanes);
+    }
     return all;
   }
 };
 
 /// The results of a row, from its reductions. label_y is y of its label.
-template <class T, Target kTarget>
+template <class T>
 struct Outcome {
   using S = Accumulate<T>;
 
   S mass;  // U
-  S log_sum;
+  S logsumexp;
   S loss;
 
-  template <class Found>
-  __device__ Outcome(const Problem<T>& p, const Label<T, kTarget>& label, const Found& found, S label_y)
-      : mass(0), log_sum(math::log(found.sum)) {
-    S distance = 0;
-    if constexpr (kTarget == Target::given) {
-      mass = found.mass;
-      distance = found.distance;
-    } else {
-      if constexpr (kTarget == Target::smoothed) {
-        mass = p.even * found.mass;
-        distance = weighed(p.even, found.distance);
-      }
-      mass += label.u;
-      distance += weighed(label.u, found.largest - label_y);
-    }
-    loss = p.span * distance + mass * log_sum;
-  }
-};
-
-/// Computes the gradients of a row's logits: dx = sum_scale · 2^(unit · (span · y − shift)) − common_scale · u − hit,
-/// where `hit` is subtracted only for the label's class. With a cap, the power is 2^(unit · y − shift), and dx is
-/// multiplied by 1 − y².
-template <class T, Target kTarget, bool kCap>
-struct Gradient {
-  using S = Accumulate<T>;
-
-  S span;
-  S shift;
-  S unit;
-  S sum_scale;
-  S common_scale;  // the factor of common_u()
-  S hit;
-
-  /// From the reductions over the row; g is what the row's gradient is multiplied by.
-  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, const Found<T, kTarget, kCap>& found, S mass,
-                      S g)
-      : Gradient(p, label, g) {
-    span = 1;
-    unit = found.power.unit;
-    shift = kCap ? found.largest * unit : found.largest;
-    sum_scale = g * mass * p.scale / found.sum;
-  }
-  /// The same, from log Σ eᶻ.
-  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S logsumexp, S mass, S g)
-      : Gradient(p, label, g) {
-    span = p.span;
-    unit = kCap ? p.unit() : kLog2E<S>;
-    shift = kCap ? logsumexp * kLog2E<S> : logsumexp;
-    sum_scale = g * mass * p.scale;
-  }
-
-  /// The gradient of element j of a pack, from its y. is_label: whether its class is the row's label. common() is its
-  /// u.
-  template <class Common>
-  __device__ S operator()(S y, int j, bool is_label, const Common& common) const {
-    S dz = power_of<T, kCap>(kCap ? fma(unit, y, -shift) : fma(span, y, -shift) * unit, j) * sum_scale;
-    if constexpr (kTarget != Target::label) {
-      dz -= common() * common_scale;
-    }
-    dz -= is_label ? hit : S{0};
-    if constexpr (kCap) {
-      dz *= fma(-y, y, S{1});
-    }
-    return dz;
-  }
-
- private:
-  __device__ Gradient(const Problem<T>& p, const Label<T, kTarget>& label, S g)
-      : common_scale((kTarget == Target::given ? g : g * p.even) * p.scale), hit(g * label.u * p.scale) {}
-};
-
-/// A row as aligned packs of 16 bytes, and its unaligned ends: the few elements before the first and after the last
-/// pack.
-template <class T>
-struct PeeledRow {
-  static constexpr int kPack = 16 / sizeof(T);
-
-  int head;  // elements before the first pack
-  std::int64_t packs;
-  std::int64_t classes;
-
-  __device__ PeeledRow(const T* row, std::int64_t classes) : classes(classes) {
-    const int offset = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
-    const int before = offset == 0 ? 0 : kPack - offset;
-    head = before < classes ? before : static_cast<int>(classes);
-    packs = (classes - head) / kPack;
-  }
-
-  /// The first class of a pack.
-  __device__ std::int64_t first(std::int64_t pack) const { return head + pack * kPack; }
-
-  /// Calls f(i) with the class i of the ends that belongs to thread t, if there is one: the ends have fewer elements
-  /// than a warp has threads.
-  template <class F>
-  __device__ void for_end(int t, const F& f) const {
-    if (t < static_cast<int>(classes - packs * kPack)) {
-      f(t < head ? t : t + packs * kPack);
-    }
+  template <class Label, class Found>
+  __device__ Outcome(const Problem<T>& p, const Label& label, const Found& found, S label_y)
+      : mass(found.mass + label.u) {
+    const S log_sum = math::log(found.sum);
+    logsumexp = p.span * found.largest + log_sum;
+    loss = p.span * (found.distance + weighed(label.u, found.largest - label_y)) + mass * log_sum;
   }
 };
 
@@ -409,36 +328,64 @@ __device__ void unpack_capped(const Problem<T>& p, const rows::Pack<T, V>& pack,
 }
 
 /// Adds V logits, from class i of a row on.
-template <class T, Target kTarget, bool kCap, int V>
+template <class T, Target kTarget, bool kCap, bool kInPlace, int V>
 __device__ void add_pack(const Problem<T>& p, std::int64_t row, std::int64_t i, const rows::Pack<T, V>& pack,
-                         Found<T, kTarget, kCap>& found) {
+                         Found<T, kTarget, kCap, kInPlace>& found) {
   Accumulate<T> y[V];
   unpack_capped<kCap>(p, pack, y);
-  found.raise_to(y);
-  found.add(y, [&](int j) { return common_u<kTarget>(p, row, i + j); });
+  found.add(y, [&](int j) { return common_u(p, row, i + j); });
 }
 
-/// The gradient of V logits, from class i of a row on. label_at is the position of the label in the pack; it is out of
-/// range if the pack does not contain the label.
-template <class T, Target kTarget, bool kCap, int V>
-__device__ rows::Pack<T, V> gradient_of(const Problem<T>& p, std::int64_t row, std::int64_t i, int label_at,
-                                        const rows::Pack<T, V>& pack, const Gradient<T, kTarget, kCap>& gradient) {
-  Accumulate<T> values[V];
-  unpack_capped<kCap>(p, pack, values);
-  const auto all = [&](auto is_label) {
+/// The gradients of a row's logits: dx = sum_scale · 2^(log₂e · (span · y − logsumexp)) − scale · u − hit, where `hit`
+/// is subtracted only for the label's class. With a cap, dx is multiplied by 1 − y².
+template <class T, Target kTarget, bool kCap>
+struct Gradient {
+  using S = Accumulate<T>;
+
+  const Problem<T>& p;
+  std::int64_t row;
+  S shift;  // with a cap, multiplied by log₂e
+  S scale;  // the factor of common_u()
+  S sum_scale;
+  S hit;
+
+  /// g is what the row's gradient is multiplied by.
+  __device__ Gradient(const Problem<T>& p, std::int64_t row, S logsumexp, S mass, S label_u, S g)
+      : p(p),
+        row(row),
+        shift(kCap ? logsumexp * kLog2E<S> : logsumexp),
+        scale(g * p.scale),
+        sum_scale(g * mass * p.scale),
+        hit(g * label_u * p.scale) {}
+
+  /// The gradient of V logits, from class i of the row on. label_at is the position of the label in the pack; it is out
+  /// of range if the pack does not contain the label.
+  template <int V>
+  __device__ rows::Pack<T, V> operator()(const rows::Pack<T, V>& pack, std::int64_t i, int label_at) const {
+    S values[V];
+    unpack_capped<kCap>(p, pack, values);
+    const auto all = [&](auto is_label) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      values[j] = gradient(values[j], j, is_label(j), [&] { return common_u<kTarget>(p, row, i + j); });
+      for (int j = 0; j < V; ++j) {
+        const S y = values[j];
+        S dz = power_of<T, kCap>(kCap ? fma(p.unit(), y, -shift) : fma(p.span, y, -shift) * kLog2E<S>, j) * sum_scale;
+        if constexpr (kTarget == Target::distribution) {
+          dz -= common_u(p, row, i + j) * scale;
+        }
+        dz -= is_label(j) ? hit : S{0};
+        values[j] = kCap ? dz * fma(-y, y, S{1}) : dz;
+      }
+    };
+    // Only one pack of a row contains the label. The others need no test for each element. For a distribution, it is
+    // not worth twice the code.
+    if (kTarget == Target::distribution || static_cast<unsigned>(label_at) < V) {
+      all([&](int j) { return j == label_at; });
+    } else {
+      all([](int) { return false; });
     }
-  };
-  // Only one pack of a row contains the label. The others need no test for each element.
-  if (kTarget != Target::given && static_cast<unsigned>(label_at) < V) {
-    all([&](int j) { return j == label_at; });
-  } else {
-    all([](int) { return false; });
+    return rows::pack_of<T>(values);
   }
-  return rows::pack_of<T>(values);
-}
+};
 
 /// The factor of the rows' gradients, dloss / denominator, as pointers; null for 1.
 template <class T>
@@ -463,19 +410,12 @@ struct Incoming {
 /// Calls f.operator()<T, kTarget, kCap>().
 template <class F>
 void for_kinds(const CrossEntropyTerms& terms, const F& f) {
-  const auto with_cap = [&]<class T, Target kTarget>() {
-    if (terms.softcap != 0) {
-      f.template operator()<T, kTarget, true>();
-    } else {
-      f.template operator()<T, kTarget, false>();
-    }
-  };
   on_dtype(FloatTypes{}, terms.logits.dtype(), "cross_entropy", [&]<class T>() {
-    switch (target_of(terms)) {
-      case Target::label: return with_cap.template operator()<T, Target::label>();
-      case Target::smoothed: return with_cap.template operator()<T, Target::smoothed>();
-      case Target::given: return with_cap.template operator()<T, Target::given>();
-    }
+    const auto with_cap = [&]<Target kTarget>() {
+      terms.softcap != 0 ? f.template operator()<T, kTarget, true>() : f.template operator()<T, kTarget, false>();
+    };
+    target_of(terms) == Target::label ? with_cap.template operator()<Target::label>()
+                                      : with_cap.template operator()<Target::distribution>();
   });
 }
 

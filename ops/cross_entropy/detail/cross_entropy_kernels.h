@@ -90,16 +90,13 @@ void cross_entropy_scale(Cuda, const CrossEntropyScale& args);
 
 /// The kind of target.
 enum class CrossEntropyTarget {
-  label,     // a label: u is 0 for all other classes
-  smoothed,  // a label with label smoothing: u has a part that is common to all classes
-  given,     // probabilities
+  label,         // u is 0 for all classes but the label
+  distribution,  // u of all classes counts: probabilities, or labels with label smoothing
 };
 
 inline CrossEntropyTarget target_of(const CrossEntropyTerms& terms) {
-  if (is_floating(terms.targets.dtype())) {
-    return CrossEntropyTarget::given;
-  }
-  return terms.label_smoothing != 0 ? CrossEntropyTarget::smoothed : CrossEntropyTarget::label;
+  return is_floating(terms.targets.dtype()) || terms.label_smoothing != 0 ? CrossEntropyTarget::distribution
+                                                                          : CrossEntropyTarget::label;
 }
 
 /// u · x, or 0 if u is 0, even if x is infinite.

@@ -43,33 +43,6 @@ constexpr int least_blocks(Group group) {
   return sizeof(T) == 8 ? 1 : group == Group::block ? 2 : 3;
 }
 
-/// Calls f(pack, i) for thread t's packs of a row, and for its elements of the ends as packs of one; i is the class of
-/// the first element. Loads kAhead packs before it uses them.
-template <int kAhead, class T, class F>
-__device__ void for_packs(const T* row, std::int64_t classes, int t, int threads, const F& f) {
-  constexpr int kPack = PeeledRow<T>::kPack;
-  const PeeledRow<T> peeled(row, classes);
-  const T* const from = row + peeled.head;
-  for (std::int64_t i = t; i < peeled.packs; i += std::int64_t{kAhead} * threads) {
-    rows::Pack<T, kPack> packs[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const std::int64_t number = i + std::int64_t{a} * threads;
-      if (number < peeled.packs) {
-        packs[a] = rows::load<kPack>(from + number * kPack);
-      }
-    }
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const std::int64_t number = i + std::int64_t{a} * threads;
-      if (number < peeled.packs) {
-        f(packs[a], peeled.first(number));
-      }
-    }
-  }
-  peeled.for_end(t, [&](std::int64_t i) { f(rows::load<1>(row + i), i); });
-}
-
 template <class T, Target kTarget, bool kCap, Group kGroup>
 __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     cross_entropy_rows(Problem<T> p, Accumulate<T>* logsumexp, Accumulate<T>* mass, Accumulate<T>* losses) {
@@ -82,7 +55,7 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     return;
   }
   const Label<T, kTarget> label(p, row);
-  if (label.ignored) {  // the same for all threads of the row
+  if (label.ignored()) {  // the same for all threads of the row
     if (at.t == 0) {
       logsumexp[row] = 0;
       mass[row] = 0;
@@ -91,14 +64,15 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     return;
   }
   auto mine = FoundInRow::nothing(p.unit());
-  for_packs<kAhead<T, kTarget>>(p.logits + row * p.classes, p.classes, at.t, at.threads,
-                                [&](const auto& pack, std::int64_t i) { add_pack(p, row, i, pack, mine); });
+  rows::for_peeled_packs<kAhead<T, kTarget>>(
+      p.logits + row * p.classes, p.classes, at.t, at.threads,
+      [&](const auto& pack, std::int64_t i) { add_pack(p, row, i, pack, mine); });
   const auto found = RowGroup<FoundInRow, kGroup>(shared).all_reduce(mine);
   if (at.t == 0) {
-    const bool look = kTarget != Target::given && label.valid;
-    const S label_y = look ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};
-    const Outcome<T, kTarget> outcome(p, label, found, label_y);
-    logsumexp[row] = p.span * found.largest + outcome.log_sum;
+    const S label_y =
+        label.is_class() ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};
+    const Outcome<T> outcome(p, label, found, label_y);
+    logsumexp[row] = outcome.logsumexp;
     mass[row] = outcome.mass;
     losses[row] = outcome.loss;
   }
@@ -116,18 +90,18 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
   const T* const x = p.logits + row * p.classes;
   T* const dx = dlogits + row * p.classes;
   const Label<T, kTarget> label(p, row);
-  if (label.ignored) {
+  if (label.ignored()) {
     for (std::int64_t i = at.t; i < p.classes; i += at.threads) {
       dx[i] = static_cast<T>(0.0f);
     }
     return;
   }
-  const Gradient<T, kTarget, kCap> gradient(p, label, logsumexp[row], mass[row], incoming(row));
-  const bool same_offset = reinterpret_cast<std::uintptr_t>(dx + PeeledRow<T>(x, p.classes).head) % 16 == 0;
-  for_packs<kAhead<T, kTarget>>(
+  const Gradient<T, kTarget, kCap> gradient(p, row, logsumexp[row], mass[row], label.u, incoming(row));
+  const bool same_offset = reinterpret_cast<std::uintptr_t>(dx + rows::PeeledRow<T>(x, p.classes).head) % 16 == 0;
+  rows::for_peeled_packs<kAhead<T, kTarget>>(
       x, p.classes, at.t, at.threads, [&]<int V>(const rows::Pack<T, V>& pack, std::int64_t i) {
         const std::int64_t ahead = label.index - i;
-        const auto out = gradient_of(p, row, i, ahead >= 0 && ahead < V ? static_cast<int>(ahead) : -1, pack, gradient);
+        const auto out = gradient(pack, i, ahead >= 0 && ahead < V ? static_cast<int>(ahead) : -1);
         if (V == 1 || !same_offset) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
@@ -152,7 +126,7 @@ __global__ void __launch_bounds__(most_threads(kGroup))
     const S factor = factors[per_row ? row : 0];
     if (factor != S{1}) {
       T* const g = gradient + row * classes;
-      for_packs<2>(g, classes, at.t, at.threads, [&]<int V>(const rows::Pack<T, V>& pack, std::int64_t i) {
+      rows::for_peeled_packs<2>(g, classes, at.t, at.threads, [&]<int V>(const rows::Pack<T, V>& pack, std::int64_t i) {
         S values[V];
         rows::unpack(pack, values);
 #pragma unroll
@@ -167,7 +141,9 @@ __global__ void __launch_bounds__(most_threads(kGroup))
 
 /// Calls f.operator()<kGroup>(blocks, threads).
 template <class F>
-void for_groups(std::int64_t rows, std::int64_t classes, const F& f) {
+void for_groups(const Tensor& logits, const F& f) {
+  const std::int64_t rows = logits.size(0);
+  const std::int64_t classes = logits.size(1);
   if (classes <= kWarpRow) {
     f.template operator()<Group::warp>(rows::grid_of((rows + kWarpRows - 1) / kWarpRows), kWarp * kWarpRows);
   } else {
@@ -181,12 +157,10 @@ void for_groups(std::int64_t rows, std::int64_t classes, const F& f) {
 }  // namespace xent
 
 void cross_entropy_forward(Cuda, const CrossEntropyForward& args) {
-  const cudaStream_t stream = cuda::current_stream();
-  const Tensor& logits = args.terms.logits;
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
     using S = Accumulate<T>;
-    xent::for_groups(logits.size(0), logits.size(1), [&]<rows::Group kGroup>(unsigned blocks, int threads) {
-      xent::cross_entropy_rows<T, kTarget, kCap, kGroup><<<blocks, threads, 0, stream>>>(
+    xent::for_groups(args.terms.logits, [&]<rows::Group kGroup>(unsigned blocks, int threads) {
+      xent::cross_entropy_rows<T, kTarget, kCap, kGroup><<<blocks, threads, 0, cuda::current_stream()>>>(
           xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(), args.losses.data<S>());
     });
   });
@@ -194,14 +168,12 @@ void cross_entropy_forward(Cuda, const CrossEntropyForward& args) {
 }
 
 void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
-  const cudaStream_t stream = cuda::current_stream();
-  const Tensor& logits = args.terms.logits;
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
     using S = Accumulate<T>;
-    xent::for_groups(logits.size(0), logits.size(1), [&]<rows::Group kGroup>(unsigned blocks, int threads) {
-      xent::cross_entropy_backward_rows<T, kTarget, kCap, kGroup>
-          <<<blocks, threads, 0, stream>>>(xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(),
-                                           xent::Incoming<T>(args.dloss, args.denominator), args.dlogits.data<T>());
+    xent::for_groups(args.terms.logits, [&]<rows::Group kGroup>(unsigned blocks, int threads) {
+      xent::cross_entropy_backward_rows<T, kTarget, kCap, kGroup><<<blocks, threads, 0, cuda::current_stream()>>>(
+          xent::Problem<T>(args.terms), args.logsumexp.data<S>(), args.mass.data<S>(),
+          xent::Incoming<T>(args.dloss, args.denominator), args.dlogits.data<T>());
     });
   });
   cuda::check_launch("cross_entropy_backward_rows");
@@ -209,13 +181,11 @@ void cross_entropy_backward(Cuda, const CrossEntropyBackward& args) {
 
 void cross_entropy_scale(Cuda, const CrossEntropyScale& args) {
   constexpr unsigned kMaxBlocks = 2048;  // few, since the factor is usually 1 and there is nothing to do
-  const cudaStream_t stream = cuda::current_stream();
-  on_dtype(FloatTypes{}, args.gradient.dtype(), "cross_entropy", [&]<class T>() {
-    const std::int64_t rows = args.gradient.size(0);
-    const std::int64_t classes = args.gradient.size(1);
-    xent::for_groups(rows, classes, [&]<rows::Group kGroup>(unsigned blocks, int threads) {
-      xent::cross_entropy_scale_rows<T, kGroup><<<std::min(blocks, kMaxBlocks), threads, 0, stream>>>(
-          args.gradient.data<T>(), args.factor.data<Accumulate<T>>(), args.factor.numel() > 1, rows, classes);
+  const Tensor& g = args.gradient;
+  on_dtype(FloatTypes{}, g.dtype(), "cross_entropy", [&]<class T>() {
+    xent::for_groups(g, [&]<rows::Group kGroup>(unsigned blocks, int threads) {
+      xent::cross_entropy_scale_rows<T, kGroup><<<std::min(blocks, kMaxBlocks), threads, 0, cuda::current_stream()>>>(
+          g.data<T>(), args.factor.data<Accumulate<T>>(), args.factor.numel() > 1, g.size(0), g.size(1));
     });
   });
   cuda::check_launch("cross_entropy_scale_rows");

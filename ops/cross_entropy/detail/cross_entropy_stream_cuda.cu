@@ -1,6 +1,6 @@
-// In-place cross entropy: computes the losses and overwrites the logits with their gradient, reading them from global
-// memory only once. The kernel is persistent. A row is in the shared memory of a thread block or, if it is too long, of
-// a cluster:
+// In-place cross entropy of labels: computes the losses and overwrites the logits with their gradient, reading them
+// from global memory only once. The kernel is persistent. A row is in the shared memory of a thread block or, if it is
+// too long, of a cluster:
 //
 //     pass 1:  row r, part by part, as its copies arrive ──▶ sums ──▶ exchanged by the threads of the row ──▶ loss
 //     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  the freed slots ◀── copies of the next row
@@ -8,7 +8,6 @@
 // Each thread copies the packs that it uses itself, so that threads synchronize only to exchange sums.
 
 #include <algorithm>
-#include <climits>
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
@@ -26,120 +25,81 @@ using Plan = CrossEntropyPlan;
 /// The packs of a row that a block has in its shared memory.
 template <class T>
 struct Slab {
-  static constexpr int kPack = PeeledRow<T>::kPack;
+  static constexpr int kPack = rows::PeeledRow<T>::kPack;
 
-  PeeledRow<T> peeled;
-  int count;           // packs
-  std::int64_t first;  // the first class
-  T* packs;            // its address in global memory
+  rows::PeeledRow<T> peeled;
+  int count;  // packs
+  int first;  // the first class
+  T* packs;   // its address in global memory
 
   __device__ Slab(T* row, std::int64_t classes, int rank, int most) : peeled(row, classes) {
     const std::int64_t begin = std::int64_t{rank} * most;
     const std::int64_t left = peeled.packs - begin;
     count = static_cast<int>(left < 0 ? 0 : left < most ? left : most);
-    first = peeled.first(begin);
+    first = static_cast<int>(peeled.first(begin));
     packs = row + first;
   }
 
   __device__ T* at(int i) const { return packs + std::int64_t{i} * kPack; }
 };
 
-/// The reductions over a row, and two numbers that the leader (the first thread of the row's first block) sends to the
-/// others in the same exchange.
-template <class T, Target kTarget, bool kCap>
-struct FoundInPlace : Found<T, kTarget, kCap> {
-  using Base = Found<T, kTarget, kCap>;
-  using S = Accumulate<T>;
-  static_assert(std::is_same_v<S, float>);
-  static constexpr int kNumbers = Base::kNumbers + 2;
-
-  S label_y;     // y of the label; 0 in all threads except the leader, so that sums give the leader's
-  int next_row;  // the row to process next; 0 in all threads except the leader
-
-  __device__ static FoundInPlace nothing(S unit) { return {Base::nothing(unit), S{0}, 0}; }
-  __device__ FoundInPlace empty() const { return {Base::empty(), S{0}, 0}; }
-  template <class F>
-  __device__ void for_numbers(const F& f) {
-    Base::for_numbers(f);
-    f(Base::kNumbers, label_y);
-    S bits = __int_as_float(next_row);
-    f(Base::kNumbers + 1, bits);
-    next_row = __float_as_int(bits);
-  }
-  __device__ void join(const FoundInPlace& other) {
-    Base::join(other);
-    label_y += other.label_y;
-    next_row += other.next_row;
-  }
-  template <int kLanes>
-  __device__ FoundInPlace over_lanes() const {
-    return {Base::template over_lanes<kLanes>(), sum_of_lanes(label_y, kLanes), sum_of_lanes(next_row, kLanes)};
-  }
-};
-
-template <class T, Target kTarget, bool kCap, bool kCluster>
+template <class T, bool kCap, bool kCluster>
 class Streamer {
   using S = Accumulate<T>;
-  static constexpr int kPack = PeeledRow<T>::kPack;
+  static constexpr int kPack = Slab<T>::kPack;
   using Packs = rows::Pack<T, kPack>;
-  using FoundInRow = FoundInPlace<T, kTarget, kCap>;
+  using FoundInRow = Found<T, Target::label, kCap, /*kInPlace=*/true>;
   using Group = rows::RowGroup<FoundInRow, kCluster ? rows::Group::cluster : rows::Group::block, rows::kWarp,
                                /*kSeveral=*/false, /*kBuffers=*/2>;
 
  public:
   using Shared = typename Group::Shared;
 
+  /// `queue` is the number of rows that were taken from the queue.
   __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, Shared& shared,
                       unsigned char* memory)
       : p_(p),
         plan_(plan),
         logits_(logits),
         queue_(queue),
+        slots_(cuda::shared_address(memory)),
         threads_(static_cast<int>(blockDim.x)),
-        slot_(cuda::shared_address(memory) + 16 * threadIdx.x),
-        rank_(kCluster ? cuda::cluster_rank() : 0),
-        group_(shared, plan.cluster) {
-    asm volatile("" : "+r"(slot_));  // keeps the compiler from recomputing it at each use
-  }
+        rank_(Group::rank()),
+        group_(shared, plan.cluster) {}
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
     const S common = incoming.per_row ? S{0} : incoming(0);
     std::int64_t row = blockIdx.x / plan_.cluster;
-    Label<T, kTarget> label(p_, row);
-    fetch(slab_of_row(row), label.ignored);
+    Label<T, Target::label> label(p_, row);
+    Slab<T> none = slab_of_row(row);
+    none.count = 0;
+    write(none, row, label.ignored(), [](int) { return Packs{}; });
     while (row < p_.rows) {
       const Slab<T> slab = slab_of_row(row);
-      const int taken = is_leader() ? pop_row() : 0;  // early, to hide the latency of the atomic operation
-      // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
-      const S label_y = is_leader() ? y_of_label(row, label) : S{0};
-      FoundInRow found = label.ignored ? FoundInRow::nothing(p_.unit()) : found_by_thread(row, slab);
-      found.next_row = is_leader() ? marked_if_ignored(taken) : 0;
-      found.label_y = label_y;
-      found = group_.all_reduce(found);
+      T* const logits = logits_ + row * p_.classes;
+      const FoundInRow found = group_.all_reduce(found_by_thread(row, slab, label));
       const bool ignores_next = found.next_row < 0;
       const std::int64_t next = ignores_next ? ~found.next_row : found.next_row;
-      const Label<T, kTarget> next_label(p_, next < p_.rows ? next : 0);
-      if (label.ignored) {  // the same for all threads of the row
+      const Label<T, Target::label> next_label(p_, next < p_.rows ? next : 0);
+      if (label.ignored()) {  // the same for all threads of the row
         if (is_leader()) {
           losses[row] = 0;
         }
-        write(slab, next, ignores_next, [](int, std::uint32_t) { return Packs{}; });
-        for_end(slab, [&](std::int64_t i) { logits_[row * p_.classes + i] = static_cast<T>(0.0f); });
+        write(slab, next, ignores_next, [](int) { return Packs{}; });
+        for_end(slab, [&](std::int64_t i) { logits[i] = static_cast<T>(0.0f); });
       } else {
-        const Outcome<T, kTarget> outcome(p_, label, found, found.label_y);
+        const Outcome<T> outcome(p_, label, found, found.label_y);
         if (is_leader()) {
           losses[row] = outcome.loss;
         }
-        const Gradient<T, kTarget, kCap> gradient(p_, label, found, outcome.mass,
-                                                  incoming.per_row ? incoming(row) : common);
-        const std::int64_t first = slab.first;
-        const int label_at = static_cast<int>(max(min(label.index - first, std::int64_t{INT_MAX}), std::int64_t{-1}));
-        write(slab, next, ignores_next, [&](int i, std::uint32_t slot) {
-          return gradient_of(p_, row, first + std::int64_t{i} * kPack, label_at - i * kPack, kept(slot), gradient);
-        });
+        const Gradient<T, Target::label, kCap> gradient(p_, row, outcome.logsumexp, outcome.mass, label.u,
+                                                        incoming.per_row ? incoming(row) : common);
+        const int first = slab.first;
+        const int label_at = static_cast<int>(label.index) - first;
+        write(slab, next, ignores_next,
+              [&](int i) { return gradient(kept(i), first + i * kPack, label_at - i * kPack); });
         for_end(slab, [&](std::int64_t i) {
-          T* const x = logits_ + row * p_.classes + i;
-          rows::store(x, gradient_of(p_, row, i, label.index == i ? 0 : -1, rows::load<1>(x), gradient));
+          rows::store(logits + i, gradient(rows::load<1>(logits + i), i, label.index == i ? 0 : -1));
         });
       }
       row = next;
@@ -148,56 +108,19 @@ class Streamer {
   }
 
  private:
-  __device__ std::uint64_t policy() const {
-    return cuda::read_once_policy(p_.rows * p_.classes * static_cast<int>(sizeof(T)));
-  }
-
   __device__ bool is_leader() const { return rank_ == 0 && threadIdx.x == 0; }
-
-  // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
-  // work. The result of a row does not depend on which block processes it.
-  __device__ int pop_row() const { return static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1); }
-
-  /// `row`, or its bitwise complement, which is negative, if the row is ignored and need not be loaded.
-  __device__ int marked_if_ignored(int row) const {
-    return row < p_.rows && Label<T, kTarget>(p_, row).ignored ? ~row : row;
-  }
 
   __device__ Slab<T> slab_of_row(std::int64_t row) const {
     return Slab<T>(logits_ + row * p_.classes, p_.classes, rank_, plan_.slab);
   }
 
-  __device__ S y_of_label(std::int64_t row, const Label<T, kTarget>& label) const {
-    const bool look = kTarget != Target::given && label.valid && !label.ignored;
-    return look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
-  }
-
-  /// The pack at `slot` in shared memory.
-  __device__ static Packs kept(std::uint32_t slot) {
+  /// Pack i of the slab, in shared memory.
+  __device__ Packs kept(int i) const {
     uint4 bits;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-                 : "r"(slot));
+                 : "r"(slots_ + 16 * i));
     return reinterpret_cast<const Packs&>(bits);
-  }
-
-  /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
-  template <int N>
-  __device__ void add_packs(std::int64_t row, const Slab<T>& slab, int i, std::uint32_t slot, FoundInRow& found) const {
-    if constexpr (N > 1 && kTarget == Target::given) {  // probabilities take registers, too: one pack at a time
-      add_packs<1>(row, slab, i, slot, found);
-      add_packs<N - 1>(row, slab, i + threads_, slot + 16 * threads_, found);
-    } else {
-      S y[N * kPack];
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        unpack_capped<kCap>(p_, kept(slot + n * 16 * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
-      }
-      found.raise_to(y);
-      found.add(y, [&](int j) {
-        return common_u<kTarget>(p_, row, slab.first + std::int64_t{i + j / kPack * threads_} * kPack + j % kPack);
-      });
-    }
   }
 
   /// Calls f(i) with the class i of the row's unaligned ends that belongs to this thread, if there is one.
@@ -208,49 +131,62 @@ class Streamer {
     }
   }
 
-  /// Starts loading a row, unless it is ignored, in Plan::kParts groups of copies.
-  __device__ void fetch(const Slab<T>& slab, bool ignored) {
-    const int count = ignored ? 0 : slab.count;
-    int i = threadIdx.x;
-    std::uint32_t slot = slot_;
-    for (int part = 0; part < Plan::kParts; ++part) {
-      for (int round = 0; round < plan_.part; ++round, i += threads_, slot += 16 * threads_) {
-        if (i < count) {
-          cuda::copy_async<16>(slot, slab.at(i), policy());
-        }
-      }
-      cuda::commit_copies();
+  /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
+  template <int N>
+  __device__ void add_packs(int i, FoundInRow& found) const {
+    S y[N * kPack];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      unpack_capped<kCap>(p_, kept(i + n * threads_), reinterpret_cast<S(&)[kPack]>(y[n * kPack]));
     }
+    found.add(y, [](int) { return S{0}; });
   }
 
-  __device__ FoundInRow found_by_thread(std::int64_t row, const Slab<T>& slab) {
+  /// The reductions of the thread's packs, which are added as they arrive, and the leader's numbers.
+  __device__ FoundInRow found_by_thread(std::int64_t row, const Slab<T>& slab,
+                                        const Label<T, Target::label>& label) const {
+    // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
+    // work. The result of a row does not depend on which block processes it. The row is taken early, to hide the
+    // latency of the atomic operation.
+    const int next = is_leader() ? static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1) : 0;
+    // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
+    const bool look = is_leader() && label.is_class();
+    const S label_y = look ? capped<kCap>(p_, static_cast<S>(logits_[row * p_.classes + label.index])) : S{0};
     auto found = FoundInRow::nothing(p_.unit());
-    for_end(slab, [&](std::int64_t i) { add_pack(p_, row, i, rows::load<1>(logits_ + row * p_.classes + i), found); });
-    int i = threadIdx.x;
-    std::uint32_t slot = slot_;
-#pragma unroll
-    for (int part = 0; part < Plan::kParts; ++part) {
-      cuda::wait_copies(Plan::kParts - 1 - part);
-      for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_, slot += 2 * 16 * threads_) {
-        if (i + threads_ < slab.count) {
-          add_packs<2>(row, slab, i, slot, found);
-        } else if (i < slab.count) {
-          add_packs<1>(row, slab, i, slot, found);
-        }
-      }
+    if (!label.ignored()) {
+      add_row(row, slab, found);
     }
+    found.label_y = label_y;
+    // The bitwise complement, which is negative, of a row that is ignored and need not be loaded.
+    found.next_row = is_leader() && next < p_.rows && Label<T, Target::label>(p_, next).ignored() ? ~next : next;
     return found;
   }
 
-  /// Overwrites each pack i of a row in global memory with make(i, its slot in shared memory), and starts loading the
-  /// next row into the freed slots.
+  __device__ void add_row(std::int64_t row, const Slab<T>& slab, FoundInRow& found) const {
+    for_end(slab, [&](std::int64_t i) { add_pack(p_, row, i, rows::load<1>(logits_ + row * p_.classes + i), found); });
+    int i = threadIdx.x;
+#pragma unroll
+    for (int part = 0; part < Plan::kParts; ++part) {
+      cuda::wait_copies(Plan::kParts - 1 - part);
+      for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_) {
+        if (i + threads_ < slab.count) {
+          add_packs<2>(i, found);
+        } else if (i < slab.count) {
+          add_packs<1>(i, found);
+        }
+      }
+    }
+  }
+
+  /// Overwrites each pack i of a row in global memory with make(i), and starts loading the
+  /// next row in its place, in Plan::kParts groups of copies.
   template <class Make>
   __device__ void write(const Slab<T>& slab, std::int64_t next_row, bool ignores_next, const Make& make) {
     const bool more = next_row < p_.rows && !ignores_next;
     const Slab<T> next = more ? slab_of_row(next_row) : slab;
     const int next_count = more ? next.count : 0;
+    const std::uint64_t policy = cuda::read_once_policy(p_.rows * p_.classes * static_cast<int>(sizeof(T)));
     int i = threadIdx.x;
-    std::uint32_t slot = slot_;
     T* to = slab.at(i);
     const T* from = next.at(i);
 #pragma unroll 1
@@ -258,13 +194,12 @@ class Streamer {
 #pragma unroll 1
       for (int round = 0; round < plan_.part; ++round) {
         if (i < slab.count) {
-          rows::store_whole(to, make(i, slot));
+          rows::store_whole(to, make(i));
         }
         if (i < next_count) {
-          cuda::copy_async<16>(slot, from, policy());
+          cuda::copy_async<16>(slots_ + 16 * i, from, policy);
         }
         i += threads_;
-        slot += 16 * threads_;
         to += threads_ * kPack;
         from += threads_ * kPack;
       }
@@ -275,18 +210,18 @@ class Streamer {
   const Problem<T>& p_;
   const Plan& plan_;
   T* logits_;
-  int* queue_;  // the number of rows that were taken from the queue
+  int* queue_;
+  std::uint32_t slots_;  // the address in shared memory of the first pack; pack i belongs to thread i % threads_
   int threads_;
-  std::uint32_t slot_;  // the thread's first pack in shared memory; the next one is 16 · threads_ bytes after it
   int rank_;
   Group group_;
 };
 
 /// At least 2 blocks per multiprocessor (__launch_bounds__), which limits the registers per thread.
-template <class T, Target kTarget, bool kCap, bool kCluster>
+template <class T, bool kCap, bool kCluster>
 __global__ void __launch_bounds__(Plan::kMostThreads, 2)
     cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
-  using Rows = Streamer<T, kTarget, kCap, kCluster>;
+  using Rows = Streamer<T, kCap, kCluster>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ typename Rows::Shared shared;
   Rows(p, plan, logits, queue, shared, memory).run(incoming, losses);
@@ -294,9 +229,9 @@ __global__ void __launch_bounds__(Plan::kMostThreads, 2)
 
 // On the host.
 
-template <class T, Target kTarget, bool kCap, bool kCluster>
+template <class T, bool kCap, bool kCluster>
 void stream(const CrossEntropyInPlace& args, const Plan& plan) {
-  const auto kernel = cross_entropy_stream<T, kTarget, kCap, kCluster>;
+  const auto kernel = cross_entropy_stream<T, kCap, kCluster>;
   const Problem<T> problem(args.terms);
   const Tensor queue = empty({1}, int32, args.losses.device());
   cuda::check(cudaMemsetAsync(queue.raw_data(), 0, queue.bytes(), cuda::current_stream()), "cudaMemsetAsync");
@@ -309,7 +244,7 @@ void stream(const CrossEntropyInPlace& args, const Plan& plan) {
            args.losses.data<Accumulate<T>>());
 }
 
-/// Processes rows of any length and alignment, reading them twice.
+/// Processes rows of any length and alignment, and any targets, reading the logits twice.
 void pass_twice(const CrossEntropyInPlace& args) {
   const Tensor logsumexp = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());
   const Tensor mass = empty(args.losses.shape(), args.losses.dtype(), args.losses.device());
@@ -330,15 +265,15 @@ void cross_entropy_in_place(Cuda, const CrossEntropyInPlace& args) {
   const Tensor& logits = args.terms.logits;
   const CrossEntropyPlan plan = plan_cross_entropy_in_place(logits.size(1), static_cast<int>(size_of(logits.dtype())),
                                                             cuda::device_has_clusters());
-  if (plan.cluster == 0) {
+  if (plan.cluster == 0 || target_of(args.terms) != CrossEntropyTarget::label) {
     return xent::pass_twice(args);
   }
   xent::for_kinds(args.terms, [&]<class T, xent::Target kTarget, bool kCap>() {
-    if constexpr (!std::is_same_v<T, double>) {
+    if constexpr (!std::is_same_v<T, double> && kTarget == xent::Target::label) {
       if (plan.cluster == 1) {
-        xent::stream<T, kTarget, kCap, false>(args, plan);
+        xent::stream<T, kCap, false>(args, plan);
       } else {
-        xent::stream<T, kTarget, kCap, true>(args, plan);
+        xent::stream<T, kCap, true>(args, plan);
       }
     }
   });

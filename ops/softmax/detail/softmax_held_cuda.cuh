@@ -3,91 +3,65 @@
 // Softmax of rows that fit into the registers of the threads that share them: lanes of a warp, a block or a cluster.
 // Each thread
 //
-//     1. loads its packs of the row (16 bytes each, or single elements of short rows that are not aligned to that),
+//     1. loads its packs of the row, 16 bytes each,
 //     2. reduces them; then the threads of the row combine their results,
 //     3. computes its part of the results from the packs and writes them.
 //
 // Forward reduces to the largest element and the sum of powers exp(x − largest). Backward has packs of two matrices, y
 // and dy, and a single sum.
 
-#include <limits>
-
 #include <mica/ops/softmax/detail/softmax_plan.h>
 #include <mica/ops/softmax/detail/softmax_rule_cuda.cuh>
 
 namespace mica::kernels::softmax_rows {
-
-using rows::RowTile;
 
 /// An entry of kSoftmaxLayouts, for elements of T.
 template <class T, int kIndex>
 struct Layout {
   static constexpr SoftmaxLayout kEntry = kSoftmaxLayouts[kIndex];
   static constexpr Group kGroup = kEntry.group;
-  static constexpr int V = kEntry.packs ? 16 / sizeof(T) : 1;
+  static constexpr int V = 16 / sizeof(T);
   static constexpr int kPacks = kEntry.elements / V;
-  static constexpr bool kPacked = kEntry.packed;
   static constexpr int kLanes = kEntry.lanes;
   static constexpr int kStep = kLanes * V;  // columns from a thread's pack to its next one
-  static constexpr int kThreads = kEntry.threads;
-
-  /// The thread's first column. The columns of a warp are adjacent.
-  __device__ static int first() {
-    const int thread = static_cast<int>(threadIdx.x);
-    return (thread / kLanes * (kPacks * kLanes) + thread % kLanes) * V;
-  }
 
   /// The number of blocks that should fit on a multiprocessor (__launch_bounds__), if each thread holds `words` words
   /// of rows in registers.
   static constexpr int least_blocks(int words) {
     constexpr int kOtherRegisters = 24;
-    return kEntry.blocks != 0 ? kEntry.blocks : 65536 / (kThreads * ((words + kOtherRegisters + 7) / 8 * 8));
+    return kEntry.blocks != 0 ? kEntry.blocks : 65536 / (kEntry.threads * ((words + kOtherRegisters + 7) / 8 * 8));
   }
 };
 
-/// A pack of equal elements.
-template <int V, class T>
-__device__ Pack<T, V> pack_of_one(T value) {
-  Pack<T, V> pack;
-#pragma unroll
-  for (T& element : pack.at) {
-    element = value;
-  }
-  return pack;
-}
+/// The row that a block or a group of its threads works on, and the columns of it that they have.
+template <Group kGroup>
+struct Place {
+  std::int64_t row;
+  std::int64_t begin;  // the first column
+  int columns;         // how many; 0: the thread has no row
+  int seen;            // how many of them are not masked
 
-/// Loads a thread's packs of a row. The kernel reads `elements` elements. Packs past the row's end are filled with
-/// `absent`.
-template <class L, class Packs, class T, class S>
-__device__ void load_packs(Packs& packs, const T* row, int columns, std::int64_t elements, S absent) {
-  using P = Pack<T, L::V>;
-  // Loaded as words. With single elements, the compiler would wait for each load, to move its elements one by one,
-  // before it issues the next one.
-  using Words = std::conditional_t<sizeof(P) == 16, uint4, P>;
-  const P past = pack_of_one<L::V>(static_cast<T>(absent));
-  const T* const mine = row + L::first();
-  const int left = columns - L::first();
-  [[maybe_unused]] const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
-#pragma unroll
-  for (int i = 0; i < L::kPacks; ++i) {
-    Words words = reinterpret_cast<const Words&>(past);
-    if (i * L::kStep < left) {
-      P pack;
-      if constexpr (sizeof(P) == 16) {
-        pack = rows::load_streaming<L::V>(mine + i * L::kStep, policy);
-      } else {
-        pack = rows::load<L::V>(mine + i * L::kStep);
-      }
-      words = reinterpret_cast<const Words&>(pack);
+  template <class Rule>
+  __device__ Place(const SoftmaxPlan& plan, std::int64_t rows, std::int64_t row_columns, const Rule& rule) {
+    if constexpr (kGroup == Group::cluster) {
+      row = blockIdx.x / plan.cluster;
+      begin = std::int64_t{cuda::cluster_rank()} * plan.slab;
+    } else {
+      row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+      begin = 0;
     }
-    packs.set(i, reinterpret_cast<const P&>(words));
+    const std::int64_t left = row_columns - begin;
+    columns = row >= rows || left <= 0 ? 0 : static_cast<int>(left < plan.slab ? left : plan.slab);
+    seen = columns;
+    if constexpr (Rule::kMasked) {
+      const std::int64_t seen_left = max(std::int64_t{0}, rule.seen(row, row_columns) - begin);
+      seen = static_cast<int>(min(seen_left, std::int64_t{columns}));
+    }
   }
-}
+};
 
-/// A thread's packs of a row of each input.
-///
-/// In forward, unless the packs are packed, the powers exp(x − largest) of softmax replace the elements. In backward,
-/// elements of 16 bits stay unconverted, if packs have several of them, to save registers.
+/// A thread's packs of a row of each input. In forward, unless they are packed, the powers exp(x − largest) of softmax
+/// replace the elements.
 template <class Direction, class L>
 class HeldRow {
   using T = typename Direction::T;
@@ -96,18 +70,23 @@ class HeldRow {
   static constexpr int V = L::V;
   static constexpr int kInputs = Direction::Inputs::kInputs;
   static constexpr bool kBackward = Direction::kBackward;
-  static constexpr bool kKeepsPowers = !kBackward && !Direction::kLog && !L::kPacked;
-  using Packs = RowTile<T, V, L::kPacks, kBackward ? (sizeof(T) * V > 2) : L::kPacked>;
+  static constexpr bool kKeepsPowers = !kBackward && !Direction::kLog && !L::kEntry.packed;
+  using Packs = rows::RowTile<T, V, L::kPacks, kBackward || L::kEntry.packed>;
 
  public:
   static constexpr int kWords =
       kInputs * Packs::kWords + (Direction::kMasked || (Direction::kLog && !kBackward) ? 16 : 0);
 
-  /// The matrix has `elements` elements.
-  __device__ void load(const typename Direction::Inputs& m, std::int64_t first, int seen, std::int64_t elements) {
+  __device__ static int first() { return Packs::template first_column<L::kLanes>(); }  // the thread's first column
+
+  /// Loads the packs of the first `seen` columns of a slab, which begins at index `begin`; the others become absent
+  /// elements. The kernel reads `elements` elements.
+  __device__ void load(const typename Direction::Inputs& m, std::int64_t begin, int seen, std::int64_t elements) {
+    const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
-      load_packs<L>(packs_[k], m.in[k] + first, seen, elements, Direction::kAbsent);
+      packs_[k].template load<L::kStep>(m.in[k] + begin + first(), seen - first(), policy,
+                                        static_cast<T>(Direction::kAbsent));
     }
   }
   __device__ Packs& packs() { return packs_[0]; }
@@ -121,15 +100,11 @@ class HeldRow {
 
   /// The reduction of a warp's, or of the row's lanes', elements.
   __device__ Found reduced(const Direction& direction, int seen) {
-    const int left = seen - L::first();
+    const int left = seen - first();
     auto found = Found::nothing();
     if constexpr (kBackward) {
       for_packs([&](int i, const Element(&elements)[V]) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          found.sum +=
-              Direction::seen_or_zero(Direction::term(elements[j].at[0], elements[j].at[1]), i * L::kStep + j < left);
-        }
+        direction.add(found, elements, [&](int j) { return i * L::kStep + j < left; });
       });
       return found.template over_lanes<L::kLanes>();
     } else {
@@ -169,50 +144,39 @@ class HeldRow {
     if constexpr (kKeepsPowers) {
       prepared *= found.power(in_warp.largest - found.largest);
     }
-    const int first = rows::opaque(L::first());
-    T* const mine = rows::opaque(row + first);
-#pragma unroll
-    for (int i = 0; i < L::kPacks; ++i) {
-      if (i * L::kStep < columns - first) {
-        Element elements[V];
-        read(i, elements);
+    const int begin = rows::opaque(first());
+    T* const mine = rows::opaque(row + begin);
+    for_packs([&](int i, const Element(&elements)[V]) {
+      if (i * L::kStep < columns - begin) {
         S values[V];
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           const S value = kKeepsPowers ? elements[j].at[0] * prepared : direction.write(elements[j], found, prepared);
-          values[j] = Direction::seen_or_zero(value, i * L::kStep + j < seen - first);
+          values[j] = Direction::seen_or_zero(value, i * L::kStep + j < seen - begin);
         }
-        const auto pack = rows::pack_of<T>(values);
-        if constexpr (sizeof(pack) == 16) {
-          rows::store_whole(mine + i * L::kStep, pack);
-        } else {
-          rows::store(mine + i * L::kStep, pack);
-        }
+        rows::store_whole(mine + i * L::kStep, rows::pack_of<T>(values));
       }
-    }
+    });
   }
 
  private:
   using Element = typename Direction::Element;
 
-  /// The elements of pack number i.
-  __device__ void read(int i, Element (&elements)[V]) const {
-#pragma unroll
-    for (int k = 0; k < kInputs; ++k) {
-      S values[V];
-      packs_[k].values(i, values);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        elements[j].at[k] = values[j];
-      }
-    }
-  }
+  /// Calls f(i, elements) for each pack i.
   template <class F>
   __device__ void for_packs(const F& f) const {
 #pragma unroll
     for (int i = 0; i < L::kPacks; ++i) {
       Element elements[V];
-      read(i, elements);
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        S values[V];
+        packs_[k].values(i, values);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          elements[j].at[k] = values[j];
+        }
+      }
       f(i, elements);
     }
   }
@@ -221,25 +185,24 @@ class HeldRow {
 };
 
 template <class Direction, class L>
-__global__ void __launch_bounds__(L::kThreads, L::least_blocks(HeldRow<Direction, L>::kWords))
+__global__ void __launch_bounds__(L::kEntry.threads, L::least_blocks(HeldRow<Direction, L>::kWords))
     softmax_held(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
-                 RowPlan plan) {
+                 SoftmaxPlan plan) {
   using Found = typename Direction::Found;
   using Threads = rows::RowGroup<Found, L::kGroup>;
   __shared__ typename Threads::Shared shared;
 
   Threads threads(shared, plan.cluster);
-  const Place<L::kGroup> at(plan, rows, columns);
+  const Place<L::kGroup> at(plan, rows, columns, direction);
   const std::int64_t first = at.row * columns + at.begin;
-  const int seen = direction.seen(at, columns);
   HeldRow<Direction, L> row;
-  row.load(m, first, seen, m.kInputs * rows * columns);
+  row.load(m, first, at.seen, m.kInputs * rows * columns);
 
-  const Found in_warp = row.reduced(direction, seen);
+  const Found in_warp = row.reduced(direction, at.seen);
   const Found found = threads.reduce_warps(in_warp);
 
   row.forget();
-  row.write(m.out + first, direction, at.columns, seen, in_warp, found);
+  row.write(m.out + first, direction, at.columns, at.seen, in_warp, found);
 }
 
 }  // namespace mica::kernels::softmax_rows

@@ -8,53 +8,17 @@ namespace mica::kernels {
 
 using rows::Group;
 
-constexpr int kWarpRows = 8;  // warps per block, if each has rows of its own
-
-/// Where a row is kept between reading it and writing its results.
-enum class Held {
-  nowhere,    // it is too long, and is read twice
-  registers,  // of its threads
-  streamed,   // in registers, too, but each block stays on its multiprocessor and processes row after row
-  shared_memory,
-};
-
-/// How rows of a given length are held, and by how many threads.
-struct RowPlan {
-  Held held = Held::nowhere;
-  Group group = Group::block;
-  int pack = 0;         // columns that a thread reads at once
-  int elements = 0;     // the most elements of a row that a thread holds in registers
-  bool packed = false;  // whether a register holds two 16-bit elements
-  int threads = 0;      // per block, that share a row
-  int rows = 1;         // per block
-  int cluster = 1;      // blocks that share a row
-  int slab = 0;         // columns of a row per block
-  int ahead = 0;        // if streamed, how many rows are copied ahead of their use
-
-  bool operator==(const RowPlan&) const = default;
-};
-
-struct SoftmaxProblem {
-  std::int64_t columns;
-  int element_size;  // bytes
-  int alignment;     // of all pointers, in bytes; at most 16
-  bool clusters;     // whether the GPU has thread block clusters
-  bool backward;
-  bool masked = false;  // whether columns are masked, as in attention
-};
-
-/// A kernel for rows in registers.
+/// A kernel for rows that are aligned to 16 bytes. They are read once, in packs of 16 bytes, and held in registers.
 struct SoftmaxLayout {
-  Held held = Held::registers;
   Group group = Group::warp;
-  int lanes = 32;       // of a warp, that share a row or a part of it
-  int elements;         // the most elements of a row that a thread has
-  bool packs = true;    // whether rows are read in packs of 16 bytes, or else element by element
-  bool packed = false;  // whether a register holds two 16-bit elements (backward's always do, except single elements)
+  int lanes = 32;                         // of a warp, that share a row or a part of it
+  int elements;                           // the most elements of a row that a thread has
+  bool packed = false;                    // whether a register holds two 16-bit elements (backward's always do)
+  bool streamed = false;                  // whether each block stays on its multiprocessor and processes row after row
   int threads = rows::kMostGroupThreads;  // the most per block
   int blocks = 0;                         // that fit on a multiprocessor, at least; 0: as many as registers allow
-  int forward;  // the element sizes that it is compiled for: 2, 4 or 8 bytes, or a sum of these
-  int backward;
+  int forward = 0;                        // the element sizes that it is compiled for: 2 or 4 bytes, or 2 | 4
+  int backward = 0;
   bool masked = true;  // whether it is also compiled for masked rows
 
   constexpr bool serves(int element_size, bool is_backward, bool is_masked) const {
@@ -72,35 +36,35 @@ inline constexpr SoftmaxLayout kSoftmaxLayouts[] = {
     {.elements = 16, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
     {.elements = 24, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
     {.elements = 32, .threads = 256, .forward = 2 | 4, .backward = 2 | 4},
-    // The same for rows that are not aligned to 16 bytes, and for doubles.
-    {.lanes = 8, .elements = 16, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
-    {.elements = 8, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
-    {.elements = 16, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
-    {.elements = 32, .packs = false, .threads = 256, .forward = 2 | 4 | 8, .backward = 2 | 4 | 8},
     // A block. A row gets the one that leaves the fewest threads without elements; of equal ones, the first.
-    {.group = Group::block, .elements = 16, .forward = 0, .backward = 4},
+    {.group = Group::block, .elements = 16, .backward = 4},
     {.group = Group::block, .elements = 32, .forward = 2 | 4, .backward = 2 | 4},
     {.group = Group::block, .elements = 24, .forward = 2 | 4, .backward = 2},
-    {.group = Group::block, .elements = 32, .packed = true, .forward = 2, .backward = 0},
-    {.group = Group::block, .elements = 24, .packed = true, .forward = 2, .backward = 0},
+    {.group = Group::block, .elements = 32, .packed = true, .forward = 2},
+    {.group = Group::block, .elements = 24, .packed = true, .forward = 2},
     // A cluster. A row gets the first that is large enough.
-    {.group = Group::cluster,
-     .elements = 32,
-     .threads = 384,
-     .blocks = 2,
-     .forward = 0,
-     .backward = 4,
-     .masked = false},
+    {.group = Group::cluster, .elements = 32, .streamed = true, .forward = 2 | 4, .masked = false},
+    {.group = Group::cluster, .elements = 32, .threads = 384, .blocks = 2, .backward = 4, .masked = false},
     {.group = Group::cluster, .elements = 32, .forward = 4, .backward = 2 | 4},
-    {.group = Group::cluster, .elements = 32, .packed = true, .forward = 2, .backward = 0},
-    // A cluster that processes row after row.
-    {.held = Held::streamed, .group = Group::cluster, .elements = 32, .forward = 2 | 4, .backward = 0, .masked = false},
-    {.held = Held::streamed, .group = Group::cluster, .elements = 40, .forward = 2, .backward = 0, .masked = false},
+    {.group = Group::cluster, .elements = 32, .packed = true, .forward = 2},
 };
 
-/// Where rows are held, and by how many threads.
-struct SoftmaxPlan : RowPlan {
-  int layout = -1;  // of kSoftmaxLayouts, if rows are in registers
+struct SoftmaxProblem {
+  std::int64_t columns;
+  int element_size;  // bytes
+  int alignment;     // of all pointers, in bytes; at most 16
+  bool clusters;     // whether the GPU has thread block clusters
+  bool backward;
+  bool masked = false;  // whether columns are masked, as in attention
+};
+
+/// The kernel for rows of a given length, and how many threads share a row.
+struct SoftmaxPlan {
+  int layout = -1;  // of kSoftmaxLayouts; −1: rows are read twice, element by element
+  int threads = 0;  // per block, that share a row
+  int rows = 1;     // per block
+  int cluster = 1;  // blocks that share a row
+  int slab = 0;     // columns of a row per block, if it is in registers
 };
 SoftmaxPlan plan_softmax(const SoftmaxProblem& problem);
 

@@ -13,50 +13,28 @@
 
 namespace mica::kernels::softmax_rows {
 
-/// Launches a kernel with one row per block, several rows per block, or one row per cluster. Streamed: as many clusters
-/// as the GPU runs at a time, each of which processes row after row.
-template <class Kernel, class... Arguments>
-void launch(Kernel kernel, const char* name, const SoftmaxPlan& plan, std::int64_t rows, std::int64_t shared_bytes,
-            const Arguments&... arguments) {
-  cuda::Launch launch(plan.cluster, dim3(plan.threads, plan.rows), shared_bytes);
-  launch.cluster(plan.cluster);
-  std::int64_t groups = (rows + plan.rows - 1) / plan.rows;
-  if (plan.held == Held::streamed) {
-    groups = std::min<std::int64_t>(groups, launch.resident(kernel));
-  }
-  launch.grid(rows::grid_of(groups * plan.cluster)).run(kernel, name, arguments...);
-}
-
-/// Runs the kernel for entry kIndex of kSoftmaxLayouts.
+/// Runs the kernel for entry kIndex of kSoftmaxLayouts: one row per block, several rows per block, or one row per
+/// cluster. Streamed: as many clusters as the GPU runs at a time, each of which processes row after row.
 template <int kIndex, class Direction>
 void run_layout(const typename Direction::Inputs& m, std::int64_t rows, std::int64_t columns,
                 const Direction& direction, const SoftmaxPlan& plan) {
-  using L = Layout<typename Direction::T, kIndex>;
-  if constexpr (L::kEntry.held == Held::streamed) {
-    const std::int64_t row_bytes = std::int64_t{plan.threads} * plan.elements * sizeof(typename Direction::T);
-    launch(softmax_streamed<Direction, L>, "softmax_streamed", plan, rows, plan.ahead * row_bytes, m, rows, columns,
-           direction, plan);
-  } else {
-    launch(softmax_held<Direction, L>, Direction::kBackward ? "softmax_backward_held" : "softmax_held", plan, rows, 0,
-           m, rows, columns, direction, plan);
-  }
-}
-
-template <class Direction>
-void run_elements(const typename Direction::Inputs& m, std::int64_t rows, std::int64_t columns,
-                  const Direction& direction, const SoftmaxPlan& plan) {
-  constexpr bool kBackward = Direction::kBackward;
-  const auto run = [&]<Group kGroup, bool kStaged>(const char* name) {
-    const std::int64_t bytes = kStaged ? m.kInputs * staged_bytes<typename Direction::T>(plan.slab) : 0;
-    launch(softmax_elements<Direction, kGroup, kStaged>, name, plan, rows, bytes, m, rows, columns, direction, plan);
+  using T = typename Direction::T;
+  using L = Layout<T, kIndex>;
+  constexpr bool kStreamed = L::kEntry.streamed;
+  const std::int64_t row_bytes = std::int64_t{plan.threads} * L::kEntry.elements * sizeof(T);
+  cuda::Launch launch(plan.cluster, dim3(plan.threads, plan.rows), kStreamed ? kAhead<T> * row_bytes : 0);
+  launch.cluster(plan.cluster);
+  std::int64_t groups = (rows + plan.rows - 1) / plan.rows;
+  const auto run = [&](auto kernel, const char* name) {
+    if (kStreamed) {
+      groups = std::min<std::int64_t>(groups, launch.resident(kernel));
+    }
+    launch.grid(rows::grid_of(groups * plan.cluster)).run(kernel, name, m, rows, columns, direction, plan);
   };
-  const char* const staged = kBackward ? "softmax_backward_staged" : "softmax_staged";
-  if (plan.held == Held::nowhere) {
-    run.template operator()<Group::block, false>(kBackward ? "softmax_backward_looped" : "softmax_looped");
-  } else if (plan.group == Group::block) {
-    run.template operator()<Group::block, true>(staged);
-  } else if constexpr (sizeof(typename Direction::T) < 8) {
-    run.template operator()<Group::cluster, true>(staged);
+  if constexpr (kStreamed) {
+    run(softmax_streamed<Direction, L>, "softmax_streamed");
+  } else {
+    run(softmax_held<Direction, L>, Direction::kBackward ? "softmax_backward_held" : "softmax_held");
   }
 }
 
@@ -70,7 +48,14 @@ void run(const typename Direction::Inputs& m, std::int64_t rows, std::int64_t co
                                          .backward = Direction::kBackward,
                                          .masked = Direction::kMasked});
   if (plan.layout < 0) {
-    return run_elements(m, rows, columns, direction, plan);
+    cuda::Launch launch(rows::grid_of((rows + plan.rows - 1) / plan.rows), dim3(plan.threads, plan.rows));
+    const auto looped = [&]<Group kGroup, int kLanes>() {
+      launch.run(softmax_looped<Direction, kGroup, kLanes>,
+                 Direction::kBackward ? "softmax_backward_looped" : "softmax_looped", m, rows, columns, direction);
+    };
+    return plan.rows == 1       ? looped.template operator()<Group::block, rows::kWarp>()
+           : plan.threads == 32 ? looped.template operator()<Group::warp, rows::kWarp>()
+                                : looped.template operator()<Group::lanes, 8>();
   }
   const auto run_if = [&]<int kIndex>() {
     if constexpr (kSoftmaxLayouts[kIndex].serves(kSize, Direction::kBackward, Direction::kMasked)) {
@@ -81,17 +66,6 @@ void run(const typename Direction::Inputs& m, std::int64_t rows, std::int64_t co
   };
   [&]<std::size_t... I>(std::index_sequence<I...>) { (run_if.template operator()<static_cast<int>(I)>(), ...); }
   (std::make_index_sequence<std::size(kSoftmaxLayouts)>{});
-}
-
-template <class T, Kind kKind>
-void forward(const T* x, T* y, std::int64_t rows, std::int64_t columns, const SoftmaxRule<T, kKind>& rule) {
-  run({{x}, y}, rows, columns, Forward<T, kKind>{rule});
-}
-
-template <class T, Kind kKind>
-void backward(const T* y, const T* dy, T* dx, std::int64_t rows, std::int64_t columns,
-              const SoftmaxRule<T, kKind>& rule) {
-  run({{y, dy}, dx}, rows, columns, Backward<T, kKind>{rule});
 }
 
 }  // namespace mica::kernels::softmax_rows
