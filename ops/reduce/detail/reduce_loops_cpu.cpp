@@ -117,9 +117,10 @@ void reduce_rows(const ReduceSteps& steps, const ReducePlan& plan, const Source&
   // of two, so that they form a subtree of the cascade.
   const std::int64_t at_once = x.rows_at_once(run.size);
   const auto runs_together = [&](std::int64_t index, std::int64_t done, std::int64_t rest) -> std::int64_t {
-    if (leaves_per_run != 1 || plan.reduced.rank == 1) {
+    if (leaves_per_run != 1) {
       return 1;
     }
+    // There are several runs, since reduce_short_rows() reduces single ones. So there is another reduced axis.
     const std::int64_t neighbors = plan.reduced.axis[plan.reduced.rank - 2].size;
     const std::int64_t most = std::min({at_once, rest, neighbors - index % neighbors});
     const auto runs = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
