@@ -185,12 +185,10 @@ std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Control>& contr
                                          [mpi](const Tensor& bytes) { mpi->broadcast(bytes, 0)->wait(); });
 #endif
   state->barrier = [=] {
-    control->check("barrier");
     const detail::Entered entered(*journal, {.kind = CallKind::barrier});
     mpi->barrier()->wait();
   };
   state->split = [=](int color, int key) {
-    control->check("split");
     const detail::Entered entered(*journal, {.kind = CallKind::split});
     const std::shared_ptr<detail::MpiCollectives> part = mpi->split(color, key);
     const std::uint64_t id = id_of_part(journal->id(), entered.number(), color);
@@ -257,8 +255,8 @@ std::shared_ptr<Control> control_over(detail::MpiCollectives& mpi, bool one_mach
 // The state needed to tell the other ranks when this process ends. Never destroyed.
 struct Running {
   std::shared_ptr<Control> control;
-  bool over_mpi = false;
-  pid_t process = 0;  // so that forked children report nothing
+  bool over_mpi;
+  pid_t process;  // so that forked children report nothing
   std::terminate_handler terminate = nullptr;
 };
 

@@ -481,7 +481,6 @@ void ShardedAdamW::forget_gradients() {
   }
   for (Parameter& parameter : parameters_) {
     parameter.arrived = false;
-    parameter.present = false;
   }
   started_ = 0;
   complete_ = 0;
@@ -592,8 +591,9 @@ Tensors ShardedAdamW::parameters() const {
 }
 
 StateDict ShardedAdamW::state_dict(std::optional<int> only_rank) const {
-  check(!only_rank || (*only_rank >= 0 && *only_rank < group_.size()),
-        "{}: state_dict: expected a rank in [0, {}), got {}", kName, group_.size(), only_rank.value_or(0));
+  const int rank = only_rank.value_or(0);
+  check(rank >= 0 && rank < group_.size(), "{}: state_dict: expected a rank in [0, {}), got {}", kName, group_.size(),
+        rank);
   const StateDict own = share_->state_dict();
   if (group_.size() == 1) {
     return own;

@@ -56,8 +56,8 @@ void Control::start() {
 }
 
 void Control::wake() {
-  const char byte = 0;
-  (void)!write(wake_write_.number(), &byte, 1);  // if the pipe is full, the thread wakes up anyway
+  const char byte{};
+  (void)!write(wake_write_.number(), &byte, sizeof byte);  // if the pipe is full, the thread wakes up anyway
 }
 
 void Control::post(Type type, Bytes payload) {

@@ -220,27 +220,16 @@ Shape checked_shape(const Tensor& x, const std::vector<DecodeWeight>& weights, c
   return shape;
 }
 
-}  // namespace
+Tensor normed(const Tensor& x, const DecodeLinearOptions& options) {
+  return options.norm_weight.defined() ? rms_norm(x, {x.size(1)}, options.norm_weight, options.eps) : x;
+}
 
-Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
-  const Shape shape = checked_shape(x, weights, options);
-  const auto normed = [&] { return rms_norm(x, {x.size(1)}, options.norm_weight, options.eps); };
-  const FewRowsKernel kernel = few_rows_kernel(x, weights, options);
-  if (kernel == FewRowsKernel::none) {
-    if (!many_rows_kernel_takes(x, weights, options, shape[1])) {
-      return by_other_ops(options.norm_weight.defined() ? normed() : x, weights, options);
-    }
-    const Tensor y = empty(shape, x.dtype(), x.device());
-    const Tensor input = options.norm_weight.defined() ? normed() : x;
-    on_cuda(x.device(), [&](auto device) {
-      kernels::decode_linear_many(device, {.x = input, .weights = weights, .options = options, .y = y});
-    });
-    return y;
-  }
+Tensor by_few_rows_kernel(FewRowsKernel kernel, const Tensor& x, const std::vector<DecodeWeight>& weights,
+                          const DecodeLinearOptions& options, const Shape& shape) {
   DecodeLinearOptions fused = options;
   Tensor input = x;
-  if (options.norm_weight.defined() && x.size(0) > kFewRows && kernel == FewRowsKernel::any_chip) {
-    input = normed();
+  if (x.size(0) > kFewRows && kernel == FewRowsKernel::any_chip) {
+    input = normed(x, options);
     fused.norm_weight = {};
   }
   const Tensor y = empty(shape, x.dtype(), x.device());
@@ -253,6 +242,32 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, 
     }
   });
   return y;
+}
+
+// Returns y, or the queries of decode_linear_append().
+Tensor by_many_rows_kernel(const Tensor& x, const std::vector<DecodeWeight>& weights,
+                           const DecodeLinearOptions& options, const Shape& shape,
+                           const kernels::DecodeAppendTo& to = {}) {
+  const Tensor y = empty(shape, x.dtype(), x.device());
+  const Tensor input = normed(x, options);
+  on_cuda(x.device(), [&](auto device) {
+    kernels::decode_linear_many(device, {.x = input, .weights = weights, .options = options, .y = y, .append = to});
+  });
+  return y;
+}
+
+}  // namespace
+
+Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights, const DecodeLinearOptions& options) {
+  const Shape shape = checked_shape(x, weights, options);
+  const FewRowsKernel kernel = few_rows_kernel(x, weights, options);
+  if (kernel != FewRowsKernel::none) {
+    return by_few_rows_kernel(kernel, x, weights, options, shape);
+  }
+  if (many_rows_kernel_takes(x, weights, options, shape[1])) {
+    return by_many_rows_kernel(x, weights, options, shape);
+  }
+  return by_other_ops(normed(x, options), weights, options);
 }
 
 bool has_decode_attention(DType dtype, std::int64_t width, Device device) {
@@ -332,12 +347,7 @@ Tensor decode_linear_append(const Tensor& x, const std::vector<DecodeWeight>& we
     a.qkv = decode_linear(x, weights, options);
     return decode_append(a, first);
   }
-  const Tensor input = options.norm_weight.defined() ? rms_norm(x, {x.size(1)}, options.norm_weight, options.eps) : x;
-  const Tensor queries = empty({shape[0], a.heads * width}, x.dtype(), x.device());
-  on_cuda(queries.device(), [&](auto device) {
-    kernels::decode_linear_many(device,
-                                {.x = input, .weights = weights, .options = options, .y = queries, .append = to});
-  });
+  const Tensor queries = by_many_rows_kernel(x, weights, options, {shape[0], a.heads * width}, to);
   return reshape(queries, {batch, steps, a.heads, width});
 }
 

@@ -45,6 +45,9 @@ inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 18;
 inline constexpr std::int64_t kPackGrain = 16384;
 inline constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 18;
 
+/// How many tiles of length `tile` cover `length`.
+constexpr std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
+
 template <class S>
 using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
 
@@ -223,8 +226,8 @@ struct Tiles {
   std::int64_t leading;
 
   void run() const {
-    const std::int64_t row_tiles = (rows + Size::kRows - 1) / Size::kRows;
-    const std::int64_t column_tiles = (columns + Size::kColumns - 1) / Size::kColumns;
+    const std::int64_t row_tiles = tiles(rows, Size::kRows);
+    const std::int64_t column_tiles = tiles(columns, Size::kColumns);
     const std::int64_t tile_bytes = Size::kRows * depth * static_cast<std::int64_t>(sizeof(S));
     const std::int64_t block = std::clamp<std::int64_t>(kBlockBytes / tile_bytes, 1, row_tiles);
     const std::int64_t grain = kMultiplyGrain / (Size::kRows * Size::kColumns * depth) + 1;
@@ -308,7 +311,6 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, M
     }
   }
   using Size = Tile<S>;
-  const auto tiles = [](std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; };
   const bool direct = a_is_direct<S>(a);
   for (std::int64_t k = 0; k < depth; k += kDepth) {
     const std::int64_t part = std::min(kDepth, depth - k);

@@ -1,6 +1,7 @@
 // A rank of a run with a fault: mica_rank_fault HOW VICTIM MILLISECONDS FOLDER. All ranks call collectives in a loop,
 // until fault HOW happens to rank VICTIM, MILLISECONDS after the start. The other ranks write the Error that they get,
-// and the seconds since the fault, to FOLDER/RANK; with the fault "last", they end and print it.
+// and the seconds since the fault, to FOLDER/error_RANK, if later collectives fail for the same reason; with the fault
+// "last", they end and print it.
 // scripts/rank_fault_test starts this program and checks the results. With MICA_FAULT_CUDA=1, each rank has its tensors
 // on a GPU.
 
@@ -9,16 +10,19 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <mica/core/allocation_fault.h>
 #include <mica/core/check.h>
@@ -98,6 +102,29 @@ void hurt_in_loop(const std::string& how, const dist::Group& world, mica::Device
   }
 }
 
+// Whether other collectives fail for the reason in `first`, the text of an Error of all_reduce.
+bool later_calls_fail(const dist::Group& world, const std::string& first) {
+  const std::string reason = first.substr(std::min(first.find(": "), first.size()));
+  const std::pair<const char*, std::function<void()>> calls[] = {
+      {"barrier", [&] { world.barrier(); }},
+      {"split", [&] { (void)world.split(0); }},
+      {"broadcast", [&] { world.broadcast(mica::full({1}, 1.0)); }},
+  };
+  for (const auto& [op, call] : calls) {
+    std::string text = "no error";
+    try {
+      call();
+    } catch (const mica::Error& error) {
+      text = error.what();
+    }
+    if (text != op + reason) {
+      std::fprintf(stderr, "rank %d: %s after the error \"%s\": %s\n", world.rank(), op, first.c_str(), text.c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -169,6 +196,9 @@ int main(int argc, char** argv) {
     loop();
   } catch (const std::exception& error) {
     const double seconds = std::chrono::duration<double>(Clock::now() - start - moment).count();
+    if (!is_victim && !later_calls_fail(world, error.what())) {
+      return 5;
+    }
     std::ofstream(fmt::format("{}/error_{}", folder, world.rank()))
         << fmt::format("{:.2f} {}\n", seconds, error.what());
     if (is_victim && how == "memory") {

@@ -75,7 +75,7 @@ void drop(S* values, const std::uint8_t* kept, std::int64_t n, S scale) {
 
 template <class S>
 const S* zeros(std::int64_t n, Workspace<S>& space) {
-  space.zeros.assign((n + gemm::Tile<S>::kColumns - 1) / gemm::Tile<S>::kColumns * gemm::Tile<S>::kColumns, S{0});
+  space.zeros.assign(gemm::tiles(n, gemm::Tile<S>::kColumns) * gemm::Tile<S>::kColumns, S{0});
   return space.zeros.data();
 }
 

@@ -166,9 +166,10 @@ class RowReduction {
   // How many runs to reduce in one call, if `rest` runs follow run `index` and `done` runs are in the cascade: a power
   // of two, so that they form a subtree of the cascade.
   std::int64_t runs_together(std::int64_t index, std::int64_t done, std::int64_t rest) const {
-    if (leaves_per_run_ != 1 || plan_.reduced.rank == 1) {
+    if (leaves_per_run_ != 1) {
       return 1;
     }
+    // There are several runs, since reduce_short_rows() reduces single ones. So there is another reduced axis.
     const std::int64_t neighbors = plan_.reduced.axis[plan_.reduced.rank - 2].size;
     const std::int64_t most = std::min({x_.rows_at_once(run_.size), rest, neighbors - index % neighbors});
     const auto runs = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
