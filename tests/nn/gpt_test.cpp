@@ -21,7 +21,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace gpt_test {
 
 constexpr nn::GPTConfig kTiny{.vocab = 7, .context = 6, .layers = 2, .heads = 2, .width = 4};
 
@@ -346,4 +346,4 @@ TEST(GPT, ResidualProjectionsOfOneBlock) {
   EXPECT_NEAR(std::sqrt(squares / (64 * 256)), 0.02 / std::sqrt(2.0), 0.02 * 0.02);
 }
 
-}  // namespace
+}  // namespace gpt_test

@@ -18,7 +18,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace add_layer_norm_test {
 
 struct Inputs {
   Tensor x, residual, weight, bias, dsum, dy, x_bias{};
@@ -365,4 +365,4 @@ TEST(AddLayerNorm, Errors) {
                "add_layer_norm: expected x of a floating dtype");
 }
 
-}  // namespace
+}  // namespace add_layer_norm_test

@@ -4,9 +4,10 @@
 #include <mica/autograd/grad_mode.h>
 
 using namespace mica;
-using namespace mica::layer_norm_testing;
 
-namespace {
+namespace layer_norm_numerics_test {
+
+using namespace mica::layer_norm_testing;
 
 // a · x + b, rounded to x's dtype.
 Tensor affine(const Tensor& x, double a, double b) {
@@ -357,4 +358,4 @@ TEST(LayerNormNumerics, SameBitsEveryTimeAndWithAnyNumberOfThreads) {
   set_num_threads(threads);
 }
 
-}  // namespace
+}  // namespace layer_norm_numerics_test

@@ -5,9 +5,10 @@
 #include <mica/autograd/gradcheck.h>
 
 using namespace mica;
-using namespace mica::layer_norm_testing;
 
-namespace {
+namespace layer_norm_test {
+
+using namespace mica::layer_norm_testing;
 
 // One test for each pair of dtypes, so that they can run in parallel.
 class LayerNormTypes : public testing::TestWithParam<std::pair<DType, DType>> {};
@@ -362,4 +363,4 @@ TEST(LayerNorm, ParametersOnAnotherDevice) {
       "layer_norm: expected weight on cuda:0, got it on cpu");
 }
 
-}  // namespace
+}  // namespace layer_norm_test

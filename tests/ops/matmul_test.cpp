@@ -19,7 +19,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace matmul_test {
 
 // The tolerance of an element, relative to the sum of its terms' magnitudes.
 double tolerance(DType dtype) {
@@ -505,4 +505,4 @@ TEST(MatmulTuning, DoesNothingOnTheCpu) {
   expect_error([] { set_matmul_algorithms("x", Device::cpu()); }, "expected a GPU");
 }
 
-}  // namespace
+}  // namespace matmul_test

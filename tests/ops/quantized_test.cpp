@@ -23,7 +23,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace quantized_test {
 
 using Mode = QuantizationMode;
 using Doubles = std::vector<double>;
@@ -556,4 +556,4 @@ TEST(QuantizedMatmul, Errors) {
   quantized_matmul(x, good, {.rows = ones({2}).requires_grad_()});
 }
 
-}  // namespace
+}  // namespace quantized_test

@@ -19,7 +19,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace rms_norm_test {
 
 constexpr double kEps = 1e-6;
 
@@ -373,4 +373,4 @@ TEST(RMSNorm, Module) {
   expect_error([] { nn::RMSNorm(4, {.eps = -1}); }, "RMSNorm: expected eps >= 0, got -1");
 }
 
-}  // namespace
+}  // namespace rms_norm_test

@@ -21,7 +21,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace small_case_test {
 
 class SmallCase : public testing::Test {
  protected:
@@ -646,4 +646,4 @@ TEST_F(SmallCase, DecoderStep) {
   }
 }
 
-}  // namespace
+}  // namespace small_case_test

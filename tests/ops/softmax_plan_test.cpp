@@ -12,7 +12,7 @@
 
 using namespace mica::kernels;
 
-namespace {
+namespace softmax_plan_test {
 
 constexpr int kSharedMemory = 227 << 10;  // the most bytes per block
 constexpr int kReserved = 1 << 10;        // bytes that a multiprocessor reserves for each block
@@ -234,4 +234,4 @@ TEST(CrossEntropyPlan, LeavesTheOthersToTwoPasses) {
   EXPECT_EQ(plan_cross_entropy_in_place(128'256, 2, true).cluster, 4);
 }
 
-}  // namespace
+}  // namespace softmax_plan_test
