@@ -46,9 +46,9 @@ train: configure
 
 test: configure
 	@$(compile) mica_tests
-	@$(bin)/mica_tests --gtest_brief=1 $(ARGS)
+	@scripts/run_tests $(bin)/mica_tests $(ARGS)
 	@if grep -q 'over MPI 1' $(folder)/configure.log && $(runs_ranks); then \
-	  $(compile) mica_rank_tests && scripts/ranks 4 $(bin)/mica_rank_tests $(ARGS); fi
+	  $(compile) mica_rank_tests && timeout 300 scripts/ranks 4 $(bin)/mica_rank_tests $(ARGS); fi
 
 bench: CMAKE_ARGS += -DMICA_BENCHMARKS=ON
 bench: configure

@@ -106,6 +106,10 @@ if(MICA_SANITIZE)
     endif()
   endforeach()
   target_link_options(mica PUBLIC -fsanitize=${MICA_SANITIZE})
+  # These checks take two thirds of the time to compile a kernel. AddressSanitizer finds the accesses that they predict.
+  if("undefined" IN_LIST mica_sanitizers AND "address" IN_LIST mica_sanitizers)
+    target_compile_options(mica PUBLIC $<${mica_cxx}:-fno-sanitize=null,pointer-overflow,object-size>)
+  endif()
 endif()
 
 if(MICA_FUZZ)

@@ -24,7 +24,7 @@ using namespace mica::testing_support;
 using autograd::Context;
 using autograd::to_dot;
 
-namespace {
+namespace graph_picture_test {
 
 // An element of the picture.
 struct Drawn {
@@ -280,4 +280,4 @@ TEST(GraphPicture, Errors) {
   expect_error([&] { to_dot(no_grad([&] { return x * 2; })); }, none);
 }
 
-}  // namespace
+}  // namespace graph_picture_test

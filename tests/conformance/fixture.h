@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <tests/folders.h>
+#include <tests/paths.h>
 
 #include <filesystem>
 #include <map>

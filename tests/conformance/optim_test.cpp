@@ -7,7 +7,7 @@ using namespace mica::conformance;
 using testing_support::expect_close;
 using testing_support::test_devices;
 
-namespace {
+namespace optim_test {
 
 double tolerance(DType dtype) { return dtype == float64 ? 1e-11 : 1e-5; }
 
@@ -160,4 +160,4 @@ TEST(OptimConformance, OneCycleSchedule) {
   });
 }
 
-}  // namespace
+}  // namespace optim_test

@@ -21,7 +21,7 @@ using namespace mica;
 using testing_support::expect_error;
 using testing_support::test_devices;
 
-namespace {
+namespace dlpack_test {
 
 constexpr std::array kDtypes{float64, float32, float16, bfloat16, int64, int32, uint8, boolean};
 
@@ -177,4 +177,4 @@ TEST(Dlpack, RefusedStructsStayWithTheCaller) {
   expect_error([] { to_dlpack_unversioned(ones({2}).requires_grad_()); }, "export x.detach()");
 }
 
-}  // namespace
+}  // namespace dlpack_test

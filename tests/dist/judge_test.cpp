@@ -10,7 +10,7 @@ namespace {
 
 constexpr Call sum_of_10{.kind = CallKind::all_reduce, .count = 10};
 constexpr Call sum_of_20{.kind = CallKind::all_reduce, .count = 20};
-constexpr Call barrier{.kind = CallKind::barrier};
+constexpr Call barrier_of_4{.kind = CallKind::barrier};
 
 // Four ranks in one group, 7.
 class JudgeOfFour : public testing::Test {
@@ -137,10 +137,13 @@ TEST_F(JudgeOfFour, WaitsForARankWithATask) {
     }
     judge.alive(1, 0, "checkpoint", seconds);
     for (const int rank : {0, 2, 3}) {
-      judge.beat(
-          rank,
-          {.group = 7, .started = 1, .first = 0, .calls = {barrier}, .pending = Beat::Pending{0, barrier, seconds}},
-          seconds);
+      judge.beat(rank,
+                 {.group = 7,
+                  .started = 1,
+                  .first = 0,
+                  .calls = {barrier_of_4},
+                  .pending = Beat::Pending{0, barrier_of_4, seconds}},
+                 seconds);
     }
     EXPECT_EQ(verdict(seconds + 1), "");
   }
@@ -168,7 +171,7 @@ TEST_F(JudgeOfFour, BlamesTheRankAtTheEndOfTheChain) {
   judge.join(3, 9, {2, 3}, 0);
   report(0, 0, {sum_of_10}, 25, 25);
   report(1, 0, {sum_of_10}, 25, 25);
-  report(2, 0, {barrier}, 24, 25, 9);
+  report(2, 0, {barrier_of_4}, 24, 25, 9);
   judge.alive(3, 0, "", 25);
   (void)verdict(25);
   const std::string text = verdict(25.3);
@@ -184,7 +187,7 @@ TEST_F(JudgeOfFour, NamesAllInACircle) {
   report(0, 0, {sum_of_10}, 25, 25);
   report(1, 0, {sum_of_10}, 25, 25);
   report(3, 0, {sum_of_10}, 25, 25);
-  report(2, 0, {barrier}, 25, 25, 9);
+  report(2, 0, {barrier_of_4}, 25, 25, 9);
   (void)verdict(25);
   const std::string text = verdict(25.3);
   EXPECT_NE(text.find("rank 2 (c) waits in another collective and has not come to all_reduce"), std::string::npos)
@@ -203,10 +206,10 @@ TEST_F(JudgeOfFour, NamesATransferThatDoesNotEnd) {
 
 TEST_F(JudgeOfFour, NamesRanksThatDiverge) {
   for (const int rank : {0, 1, 3}) {
-    report(rank, 0, {barrier, sum_of_10}, 0, 1);
+    report(rank, 0, {barrier_of_4, sum_of_10}, 0, 1);
     EXPECT_EQ(verdict(1), "");
   }
-  report(2, 0, {barrier, sum_of_20, sum_of_10}, 0, 1.5);
+  report(2, 0, {barrier_of_4, sum_of_20, sum_of_10}, 0, 1.5);
   // The report of a consequence arrives first.
   judge.trouble(0, "message truncated", 1.6);
   EXPECT_EQ(verdict(2), "");
@@ -217,7 +220,7 @@ TEST_F(JudgeOfFour, NamesRanksThatDiverge) {
 
 TEST_F(JudgeOfFour, ComparesOnlyWhatItRemembers) {
   const std::vector<Call> many(Judge::remembered, sum_of_10);
-  report(0, 0, {barrier}, -1, 1);
+  report(0, 0, {barrier_of_4}, -1, 1);
   report(0, 1, many, -1, 1);
   report(1, 0, {sum_of_20}, -1, 1);  // no longer remembered
   report(1, 1, many, -1, 2);
@@ -248,17 +251,17 @@ TEST_F(JudgeOfFour, SettlesRanksOnceAllHaveReportedTheirCalls) {
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_TRUE(judge.has_settled(rank));
   }
-  report(0, 0, {barrier, sum_of_10}, -1, 1);
+  report(0, 0, {barrier_of_4, sum_of_10}, -1, 1);
   report(0, 0, {sum_of_20}, -1, 1, 9);
   EXPECT_FALSE(judge.has_settled(0));
   for (int rank = 1; rank < 4; ++rank) {
     EXPECT_TRUE(judge.has_settled(rank)) << "it has called nothing";
-    report(rank, 0, {barrier, sum_of_10}, -1, 1);
+    report(rank, 0, {barrier_of_4, sum_of_10}, -1, 1);
     EXPECT_FALSE(judge.has_settled(0)) << "rank 1 has not reported its call in group 9";
   }
   report(1, 0, {sum_of_20}, -1, 1, 9);
   EXPECT_TRUE(judge.has_settled(0));
-  report(3, 2, {barrier, barrier}, -1, 2);
+  report(3, 2, {barrier_of_4, barrier_of_4}, -1, 2);
   EXPECT_FALSE(judge.has_settled(3));
   for (const int rank : {0, 1}) {
     judge.leave(rank, false, "", 2);

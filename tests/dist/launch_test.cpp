@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <tests/paths.h>
 
 #include <cstdlib>
 #include <string>

@@ -1,6 +1,8 @@
 // NCCL with one rank, on the first GPU: checks that each collective is called with the right type, function and size,
 // in the order of the stream. tests/ranks/ tests several ranks.
 
+#include <tests/paths.h>
+
 #include <mica/core/device.h>
 
 #if MICA_WITH_NCCL

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <tests/examples/programs.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 
 #include <algorithm>
 #include <cmath>

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <tests/examples/programs.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 
 #include <algorithm>
 #include <cmath>

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <tests/examples/programs.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 
 #include <algorithm>
 #include <cmath>

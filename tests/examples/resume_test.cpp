@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <tests/files.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -19,6 +19,7 @@
 #include "tests/files.h"
 #include "tests/folders.h"
 #include "tests/fuzz/memory_file.h"
+#include "tests/paths.h"
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/creation.h>
 #include <mica/io/adapter.h>

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <tests/files.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <tests/support.h>
 
 #include <cstdlib>

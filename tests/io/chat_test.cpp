@@ -1,4 +1,5 @@
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <tests/support.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 #include <tests/files.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <tests/support.h>
 
 #include <cmath>
@@ -24,14 +25,9 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace gguf_test {
 
 namespace fs = std::filesystem;
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // A file that tests/gguf/make_fixtures.py wrote with llama.cpp's package.
 fs::path fixture(const std::string& name) {
@@ -474,4 +470,4 @@ TEST_F(Gguf, MappedTensorsHaveTheSameBits) {
   expect_same_bits(io::load_gguf(fixture("every_type.gguf")), read);
 }
 
-}  // namespace
+}  // namespace gguf_test

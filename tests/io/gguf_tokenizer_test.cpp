@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <tests/files.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <tests/support.h>
 
 #include <cmath>
@@ -30,7 +31,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace gguf_tokenizer_test {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<std::int64_t>;
@@ -429,4 +430,4 @@ TEST_F(GgufTokenizer, Gpt2sHeadIsTheEmbedding) {
   expect_error([&] { io::load_pretrained(path_); }, "n_inner");
 }
 
-}  // namespace
+}  // namespace gguf_tokenizer_test

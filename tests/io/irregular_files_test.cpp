@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <tests/files.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <tests/support.h>
 
 #include <filesystem>

@@ -296,11 +296,6 @@ TEST(OutOfMemory, MovingAModule) {
   fail_each([](World& world) { world.backward(); }, [](World& world) { world.model.to(float64); }, kAll);
 }
 
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 TEST(OutOfMemory, SaveAndLoad) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "mica_out_of_memory";
   std::filesystem::remove_all(folder);

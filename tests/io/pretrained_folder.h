@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <tests/support.h>
 
 #include <filesystem>

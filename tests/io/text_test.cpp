@@ -16,7 +16,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace text_test {
 
 std::vector<std::int32_t> counting(int n) {
   std::vector<std::int32_t> tokens(n);
@@ -126,4 +126,4 @@ TEST(Text, ReadsFilesAsTheyAre) {
   expect_error([&] { io::read_text(path); }, "mica_text_test.txt");
 }
 
-}  // namespace
+}  // namespace text_test

@@ -1,5 +1,6 @@
 #include <tests/files.h>
 #include <tests/folders.h>
+#include <tests/paths.h>
 #include <tests/support.h>
 
 #include <filesystem>
@@ -19,7 +20,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace tokenizer_test {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<std::int64_t>;
@@ -378,4 +379,4 @@ TEST(Tokenizer, ThrowsAfterAMove) {
   EXPECT_EQ(from.encode("x"), copy.encode("x"));
 }
 
-}  // namespace
+}  // namespace tokenizer_test

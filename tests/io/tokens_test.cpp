@@ -16,7 +16,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace tokens_test {
 
 using Tokens = std::vector<std::int32_t>;
 template <class T>
@@ -159,4 +159,4 @@ TEST_F(TokenFiles, GiveTheSameWindowsAsTokensInMemory) {
                "expected tokens below 59000, the vocabulary, got ");
 }
 
-}  // namespace
+}  // namespace tokens_test

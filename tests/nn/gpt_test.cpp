@@ -21,7 +21,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace gpt_test {
 
 constexpr nn::GPTConfig kTiny{.vocab = 7, .context = 6, .layers = 2, .heads = 2, .width = 4};
 
@@ -285,14 +285,14 @@ TEST(Sampler, DrawsByProbability) {
   const auto shares = [&](nn::SamplingOptions options) {
     nn::Sampler sampler(options);
     std::vector<double> counts(4);
-    for (int i = 0; i < 20000; ++i) {
-      counts[sampler(logits)[0]] += 1.0 / 20000;
+    for (int i = 0; i < 5000; ++i) {
+      counts[sampler(logits)[0]] += 1.0 / 5000;
     }
     return counts;
   };
   const auto expect_shares = [](const std::vector<double>& got, const std::vector<double>& expected) {
     for (std::size_t i = 0; i < 4; ++i) {
-      EXPECT_NEAR(got[i], expected[i], expected[i] == 0 ? 0 : 0.015);
+      EXPECT_NEAR(got[i], expected[i], expected[i] == 0 ? 0 : 0.02);
     }
   };
   expect_shares(shares({}), {0.5, 0.3, 0.2, 0});
@@ -346,4 +346,4 @@ TEST(GPT, ResidualProjectionsOfOneBlock) {
   EXPECT_NEAR(std::sqrt(squares / (64 * 256)), 0.02 / std::sqrt(2.0), 0.02 * 0.02);
 }
 
-}  // namespace
+}  // namespace gpt_test

@@ -20,7 +20,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace add_embedding_test {
 
 Tensor by_three_ops(const Tensor& weight, const Tensor& indices, const Tensor& addend, AddEmbeddingOptions options) {
   return dropout(embedding(weight, indices) + addend, options.p, options.training);
@@ -165,4 +165,4 @@ TEST(AddEmbedding, Errors) {
   expect_error([&] { add_embedding(weight, indices, Tensor{}); }, "got an undefined one");
 }
 
-}  // namespace
+}  // namespace add_embedding_test

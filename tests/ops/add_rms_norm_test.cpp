@@ -19,7 +19,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace add_rms_norm_test {
 
 struct Inputs {
   Tensor x, residual, weight, x_bias, dsum, dy;
@@ -263,4 +263,4 @@ TEST(AddRMSNorm, Errors) {
   expect_error([&] { add_rms_norm(x.to(int32), x.to(int32), {4}); }, "add_rms_norm: expected x of a floating dtype");
 }
 
-}  // namespace
+}  // namespace add_rms_norm_test

@@ -15,7 +15,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace attention_dropout_test {
 
 TEST(Attention, GradientsWithDropout) {
   for (const Device device : test_devices()) {
@@ -156,4 +156,4 @@ TEST(Attention, EveryBackendDropsTheSameWeights) {
   }
 }
 
-}  // namespace
+}  // namespace attention_dropout_test

@@ -13,9 +13,10 @@
 #include <mica/ops/view/view.h>
 
 using namespace mica;
-using namespace mica::attention_testing;
 
-namespace {
+namespace attention_fused_test {
+
+using namespace mica::attention_testing;
 
 // Tests all available kernels on problems that they support: they must match the definition, repeat the same bits, and
 // support strided operands and second derivatives (by composed attention).
@@ -257,4 +258,4 @@ TEST(Attention, FusedKernelsTakeMasksAndDropout) {
   }
 }
 
-}  // namespace
+}  // namespace attention_fused_test

@@ -6,7 +6,7 @@
 
 using namespace mica;
 
-namespace {
+namespace attention_plan_test {
 
 TEST(Attention, PlanChoosesByTheProblem) {
   using enum AttentionBackend;
@@ -60,4 +60,4 @@ TEST(Attention, PlanChoosesByTheProblem) {
   EXPECT_EQ(on_cpu(1, 4096, float32), blocked_first);
 }
 
-}  // namespace
+}  // namespace attention_plan_test

@@ -13,9 +13,10 @@
 #include <mica/ops/view/view.h>
 
 using namespace mica;
-using namespace mica::attention_testing;
 
-namespace {
+namespace attention_test {
+
+using namespace mica::attention_testing;
 
 // The error relative to the size of the terms, for results that are computed in at least float32 and rounded once.
 double tolerance_of(DType dtype) { return dtype == float64 ? 1e-12 : 2e-5; }
@@ -430,4 +431,4 @@ TEST(Attention, Errors) {
   expect_error([&] { scaled_dot_product_attention(x, x, x, {.dropout = 1}); }, "expected dropout in [0, 1), got 1");
 }
 
-}  // namespace
+}  // namespace attention_test

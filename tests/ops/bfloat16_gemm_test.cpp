@@ -17,7 +17,7 @@ using namespace mica;
 using namespace mica::testing_support;
 using gemm::Bfloat16Unit;
 
-namespace {
+namespace bfloat16_gemm_test {
 
 /// Runs a test with one of the CPU's instruction sets for bfloat16.
 class OnEachUnit : public ::testing::TestWithParam<Bfloat16Unit> {
@@ -54,8 +54,6 @@ struct Sizes {
 const std::vector<Sizes> kSizes{{1, 1, 1},      {16, 16, 32},  {32, 32, 64},  {48, 80, 96},
                                 {17, 15, 33},   {33, 65, 31},  {16, 48, 130}, {64, 32, 160},
                                 {100, 70, 257}, {7, 129, 512}, {33, 1030, 40}};
-
-}  // namespace
 
 TEST_P(OnEachUnit, MultipliesEveryLayoutExactly) {
   std::mt19937 random(1);
@@ -141,3 +139,5 @@ TEST_P(OnEachUnit, ThreadsDoNotChangeTheBits) {
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16Gemm, OnEachUnit, ::testing::Values(Bfloat16Unit::avx512, Bfloat16Unit::amx),
                          [](const auto& info) { return info.param == Bfloat16Unit::amx ? "Amx" : "Avx512"; });
+
+}  // namespace bfloat16_gemm_test

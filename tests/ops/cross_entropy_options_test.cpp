@@ -26,7 +26,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace cross_entropy_options_test {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
@@ -668,4 +668,4 @@ TEST(CrossEntropyOptions, Errors) {
   expect_error([&] { cross_entropy(zeros({3, 0}), labels); }, "cross_entropy: expected at least one class");
 }
 
-}  // namespace
+}  // namespace cross_entropy_options_test

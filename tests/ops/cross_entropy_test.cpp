@@ -15,7 +15,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace cross_entropy_test {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
@@ -279,4 +279,4 @@ TEST(CrossEntropy, Errors) {
   expect_error([&] { cross_entropy(zeros({}), zeros({}, int64)); }, "cross_entropy: expected logits of shape");
 }
 
-}  // namespace
+}  // namespace cross_entropy_test

@@ -22,7 +22,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace decode_test {
 
 double relative_error(const Tensor& got, const Tensor& expected) {
   const std::vector<double> a = to_vector<double>(got);
@@ -685,4 +685,4 @@ TEST(DecoderStep, Errors) {
                "decoder_step: expected at least");
 }
 
-}  // namespace
+}  // namespace decode_test

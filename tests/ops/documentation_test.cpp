@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <tests/files.h>
+#include <tests/paths.h>
 
 #include <filesystem>
 #include <regex>

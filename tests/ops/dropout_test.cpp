@@ -12,7 +12,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace dropout_test {
 
 /// Expects that a fraction p of y's elements is 0, within five standard deviations.
 void expect_share_of_zeros(const Tensor& y, double p) {
@@ -182,4 +182,4 @@ TEST(Dropout, EachElementOfAnyNumber) {
   }
 }
 
-}  // namespace
+}  // namespace dropout_test

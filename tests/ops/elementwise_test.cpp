@@ -24,7 +24,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace elementwise_test {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -622,4 +622,4 @@ TEST(Binary, IntegersWrapAround) {
   }
 }
 
-}  // namespace
+}  // namespace elementwise_test

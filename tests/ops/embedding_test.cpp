@@ -11,7 +11,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace embedding_test {
 
 TEST(Embedding, TakesRows) {
   for (const Device device : test_devices()) {
@@ -175,4 +175,4 @@ TEST(Embedding, AddsToTheGradientOfATiedWeight) {
   }
 }
 
-}  // namespace
+}  // namespace embedding_test

@@ -21,7 +21,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace flash_attention_test {
 
 // Calls f(Cuda{}). Does not compile the call in a build without CUDA, where the functions that f calls do not exist.
 template <class F>
@@ -392,4 +392,4 @@ TEST(FlashAttention, RefusesWhatItCannotDo) {
   });
 }
 
-}  // namespace
+}  // namespace flash_attention_test

@@ -22,7 +22,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace gated_test {
 
 constexpr double kRoot2OverPi = 0.79788456080286536;
 
@@ -382,4 +382,4 @@ TEST(Gated, ModulesCallTheFunctions) {
   expect_same_bits(nn::GEGLU{GeluApproximation::tanh}(x), geglu(x, GeluApproximation::tanh));
 }
 
-}  // namespace
+}  // namespace gated_test

@@ -19,7 +19,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace index_test {
 
 using Values = std::vector<double>;
 
@@ -294,4 +294,4 @@ TEST(Index, Errors) {
   expect_error([&] { masked_select(x, ones({4}, boolean)); }, "masked_select: ");
 }
 
-}  // namespace
+}  // namespace index_test

@@ -11,7 +11,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace inplace_test {
 
 using Values = std::vector<double>;
 
@@ -139,4 +139,4 @@ TEST(InPlace, UndefinedTargetsAndSources) {
   expect_close(x, {1, 1}, 0, 0);
 }
 
-}  // namespace
+}  // namespace inplace_test

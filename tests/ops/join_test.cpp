@@ -7,7 +7,7 @@ using namespace mica;
 using namespace mica::testing_support;
 using autograd::gradcheck;
 
-namespace {
+namespace join_test {
 
 TEST(Join, Cat) {
   for (const Device device : test_devices()) {
@@ -50,4 +50,4 @@ TEST(Join, Errors) {
   expect_error([&] { stack({a, zeros({3})}); }, "stack: expected shape [2, 3], got [3]");
 }
 
-}  // namespace
+}  // namespace join_test

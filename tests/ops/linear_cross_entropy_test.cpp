@@ -14,7 +14,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace linear_cross_entropy_test {
 
 Tensor some_labels(const Shape& rows, std::int64_t classes, Device device) {
   const Tensor labels = randint(0, classes, rows, int64);
@@ -205,4 +205,4 @@ TEST(LinearCrossEntropy, Errors) {
       "linear_cross_entropy: expected probabilities that require no gradient");
 }
 
-}  // namespace
+}  // namespace linear_cross_entropy_test

@@ -19,7 +19,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace linear_test {
 
 struct Function {
   Activation activation;
@@ -477,4 +477,4 @@ TEST(Linear, AddsToTheGradientOfEarlierPasses) {
   }
 }
 
-}  // namespace
+}  // namespace linear_test

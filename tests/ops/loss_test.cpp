@@ -18,7 +18,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace loss_test {
 
 using Values = std::vector<double>;
 
@@ -292,4 +292,4 @@ TEST(NllLoss, Errors) {
                "nll_loss: expected a weight of shape [3]");
 }
 
-}  // namespace
+}  // namespace loss_test

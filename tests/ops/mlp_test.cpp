@@ -15,7 +15,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace mlp_test {
 
 constexpr Activation kActivations[] = {Activation::none, Activation::relu, Activation::leaky_relu, Activation::gelu,
                                        Activation::gelu_tanh};
@@ -339,4 +339,4 @@ TEST(Mlp, Errors) {
   expect_error(call(x, w1, b1, w2, b2.to(float16)), "mlp: expected bias2 of float32 on cpu, got float16");
 }
 
-}  // namespace
+}  // namespace mlp_test

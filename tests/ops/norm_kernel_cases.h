@@ -64,10 +64,14 @@ struct NormKernelCase {
   NormKernel kernel;
 };
 
-/// The smallest shape for each kernel, preferably one for which the kernel's threads reuse shared memory.
+/// The smallest shape for each kernel, preferably one of at most `most` elements for which the kernel's threads reuse
+/// shared memory.
 class SmallestShapes {
  public:
+  explicit SmallestShapes(std::int64_t most) : most_(most) {}
+
   void offer(const NormKernel& kernel, const NormCase& shape, bool reuses) {
+    reuses = reuses && shape.rows * shape.columns <= most_;
     const auto [it, is_new] = best_.try_emplace(kernel, Best{shape, reuses});
     const NormCase& other = it->second.shape;
     const bool smaller = shape.rows * shape.columns < other.rows * other.columns;
@@ -89,6 +93,7 @@ class SmallestShapes {
     NormCase shape;
     bool reuses;
   };
+  std::int64_t most_;
   std::map<NormKernel, Best> best_;
 };
 
@@ -131,7 +136,9 @@ inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool cen
 }
 
 /// For each kernel that layer_norm (`centered`) or rms_norm can run on a GPU with x and weight of these dtypes, the
-/// smallest shape with which it runs. Where possible, there are enough rows for its threads to reuse shared memory.
+/// smallest shape with which it runs. Where possible, there are enough rows for its threads to reuse shared memory. A
+/// third of the kernels need more than 2 million elements for that. Such cases take seconds on the CPU, which computes
+/// what is expected, so only the pairs of dtypes with float32 weights and x of float32 or bfloat16 have them.
 /// `adds`: the same for the forward of add_layer_norm or add_rms_norm. On the CPU, a few lengths, without kernels.
 inline std::vector<NormKernelCase> norm_kernel_cases(Device device, const std::pair<DType, DType>& types, bool centered,
                                                      bool adds = false) {
@@ -146,7 +153,8 @@ inline std::vector<NormKernelCase> norm_kernel_cases(Device device, const std::p
   const auto next = [](std::int64_t n, double factor) {
     return std::max(n + 1, static_cast<std::int64_t>(n * factor));
   };
-  SmallestShapes smallest;
+  const bool large = types.second == float32 && types.first != float16;
+  SmallestShapes smallest(large ? kMostElements : 2 << 20);
   for (std::int64_t n = 1; n < 300'000; n = next(n, 1.04)) {
     for (const std::int64_t unit : {1, 2, 8, 64}) {
       const std::int64_t columns = (n + unit - 1) / unit * unit;

@@ -14,7 +14,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace quantize_test {
 
 using Mode = QuantizationMode;
 using Doubles = std::vector<double>;
@@ -227,4 +227,4 @@ TEST(Quantize, Errors) {
   expect_error([&] { quantize(weight * 1e9, {.dtype = float16}); }, "whose scales and zeros fit float16");
 }
 
-}  // namespace
+}  // namespace quantize_test

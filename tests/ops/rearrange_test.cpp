@@ -13,7 +13,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace rearrange_test {
 
 using Values = std::vector<double>;
 
@@ -124,4 +124,4 @@ TEST(Rearrange, Flip) {
   expect_error([] { flip(ones({2, 3}), {1, -1}); }, "flip: expected each axis once");
 }
 
-}  // namespace
+}  // namespace rearrange_test

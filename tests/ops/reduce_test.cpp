@@ -23,7 +23,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace reduce_test {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -737,4 +737,4 @@ TEST(Prod, GradientsAtZeros) {
   }
 }
 
-}  // namespace
+}  // namespace reduce_test

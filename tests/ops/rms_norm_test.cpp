@@ -19,7 +19,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace rms_norm_test {
 
 constexpr double kEps = 1e-6;
 
@@ -60,7 +60,9 @@ struct Reference {
   std::vector<double> dweight_scale;      // one per column
 };
 
-Reference reference(const Inputs& in, double eps = kEps) {
+// With sums of type `Sum`.
+template <class Sum>
+Reference reference_with(const Inputs& in, double eps) {
   const std::vector<double> x = to_vector<double>(in.x);
   const std::vector<double> dy = to_vector<double>(in.dy);
   const std::int64_t columns = in.weight.defined() ? in.weight.numel() : in.x.size(-1);
@@ -72,23 +74,23 @@ Reference reference(const Inputs& in, double eps = kEps) {
               .y_scale = std::vector<double>(rows),
               .dx_scale = std::vector<double>(rows),
               .dweight_scale = std::vector<double>(columns)};
-  std::vector<long double> dweight(columns);
+  std::vector<Sum> dweight(columns);
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t first = row * columns;
-    long double squares = 0;
+    Sum squares = 0;
     for (std::int64_t i = first; i < first + columns; ++i) {
-      squares += static_cast<long double>(x[i]) * x[i];
+      squares += static_cast<Sum>(x[i]) * x[i];
     }
     const auto rstd = static_cast<double>(1 / std::sqrt(squares / columns + eps));
-    long double sum = 0;
+    Sum sum = 0;
     double g_scale = 0;
     double x_hat_scale = 0;
     for (std::int64_t c = 0; c < columns; ++c) {
       const std::int64_t i = first + c;
       const double x_hat = x[i] * rstd;
       r.y[i] = x_hat * w[c];
-      sum += static_cast<long double>(dy[i]) * w[c] * x_hat;
-      dweight[c] += static_cast<long double>(dy[i]) * x_hat;
+      sum += static_cast<Sum>(dy[i]) * w[c] * x_hat;
+      dweight[c] += static_cast<Sum>(dy[i]) * x_hat;
       r.dweight_scale[c] += std::abs(dy[i]) * std::max(1.0, std::abs(x_hat));
       r.y_scale[row] = std::max(r.y_scale[row], std::abs(r.y[i]));
       g_scale = std::max(g_scale, std::abs(dy[i] * w[c]));
@@ -104,6 +106,11 @@ Reference reference(const Inputs& in, double eps = kEps) {
   }
   r.dweight.assign(dweight.begin(), dweight.end());
   return r;
+}
+
+Reference reference(const Inputs& in, double eps = kEps) {
+  // The reference for float64 must be more accurate than float64.
+  return in.x.dtype() == float64 ? reference_with<long double>(in, eps) : reference_with<double>(in, eps);
 }
 
 double tolerance(const NormCase& c) { return 12 * epsilon_of(accumulate_dtype(c.dtype)); }
@@ -170,10 +177,14 @@ TEST_P(RMSNormTypes, EachKernel) {
 
 TEST(RMSNorm, WeightIsOptionalAndGradientsNotNeededChangeNoOther) {
   manual_seed(3);
+  OneIn three(3);
   for (const Device device : test_devices()) {
     std::vector<std::int64_t> lengths = some_columns(device);
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       for (const std::int64_t columns : lengths) {
+        if (three.skips()) {
+          continue;
+        }
         const NormCase c{dtype, weight_dtype, columns <= 16'384 ? 19 : 3, columns};
         const Inputs in = random_inputs(c, device);
         const Results all = run(in);
@@ -210,10 +221,14 @@ TEST(RMSNorm, SeveralAxesAreOneRow) {
 
 TEST(RMSNorm, AnyLayout) {
   manual_seed(5);
+  OneIn three(3);
   for (const Device device : test_devices()) {
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       for (const std::int64_t columns : some_columns(device)) {
-        const NormCase c{dtype, weight_dtype, 6, columns};
+        if (three.skips()) {
+          continue;
+        }
+        const NormCase c{dtype, weight_dtype, columns <= 16'384 ? 6 : 3, columns};
         const Inputs in = random_inputs(c, device);
         const Reference expected = reference(in);
         for (const auto layout : {with_gaps, off_by_one}) {
@@ -294,9 +309,13 @@ TEST(RMSNorm, Extremes) {
 TEST(RMSNorm, SameBitsInEveryRun) {
   manual_seed(7);
   const int threads = num_threads();
+  OneIn three(3);
   for (const Device device : test_devices()) {
     for (const auto& [dtype, weight_dtype] : kNormTypes) {
       for (const std::int64_t columns : some_columns(device)) {
+        if (three.skips()) {
+          continue;
+        }
         const NormCase c{dtype, weight_dtype, columns <= 1024 ? 700 : 40, columns};
         const Inputs in = random_inputs(c, device);
         const Results once = run(in);
@@ -373,4 +392,4 @@ TEST(RMSNorm, Module) {
   expect_error([] { nn::RMSNorm(4, {.eps = -1}); }, "RMSNorm: expected eps >= 0, got -1");
 }
 
-}  // namespace
+}  // namespace rms_norm_test

@@ -12,7 +12,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace rotary_test {
 
 const std::vector<float> kFrequencies{1.0F, 0.3F, 0.01F};
 
@@ -209,4 +209,4 @@ TEST(RotaryEmbedding, OffsetsAndPositions) {
   expect_error([] { nn::RotaryEmbedding(8, {.beta_fast = 0.5}); }, "0 < beta_slow <= beta_fast");
 }
 
-}  // namespace
+}  // namespace rotary_test

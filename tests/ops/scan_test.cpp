@@ -15,7 +15,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace scan_test {
 
 using Values = std::vector<double>;
 
@@ -127,4 +127,4 @@ TEST(Cumsum, Errors) {
   expect_error([] { cumsum(scalar(1), 0); }, "cumsum: ");
 }
 
-}  // namespace
+}  // namespace scan_test

@@ -21,7 +21,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace small_case_test {
 
 class SmallCase : public testing::Test {
  protected:
@@ -651,4 +651,4 @@ TEST_F(SmallCase, DecoderStep) {
   }
 }
 
-}  // namespace
+}  // namespace small_case_test

@@ -12,7 +12,7 @@
 
 using namespace mica::kernels;
 
-namespace {
+namespace softmax_plan_test {
 
 constexpr int kSharedMemory = 227 << 10;  // the most bytes per block
 // Bytes with which streamed rows exchange sums: four buffers for two numbers of each of 256 warps, and their barriers.
@@ -211,4 +211,4 @@ TEST(CrossEntropyPlan, LeavesTheOthersToTwoPasses) {
   EXPECT_EQ(plan_cross_entropy_in_place(128'256, 2, true).cluster, 4);
 }
 
-}  // namespace
+}  // namespace softmax_plan_test

@@ -23,7 +23,7 @@ using namespace mica::testing_support;
 using mica::kernels::kSoftmaxLayouts;
 using mica::kernels::plan_softmax;
 
-namespace {
+namespace softmax_test {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -363,4 +363,4 @@ TEST(Softmax, Errors) {
   expect_error([] { softmax(zeros({}), 0); }, "softmax");
 }
 
-}  // namespace
+}  // namespace softmax_test

@@ -17,7 +17,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace sort_test {
 
 using Values = std::vector<double>;
 
@@ -138,4 +138,4 @@ TEST(Sort, Errors) {
   expect_error([&] { topk(x, -1, 0); }, "topk: expected k from 0 to 2, the length of the axis, got -1");
 }
 
-}  // namespace
+}  // namespace sort_test

@@ -19,7 +19,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace tiled_matmul_test {
 
 const std::vector<DType> kDTypes{float64, float32, float16, bfloat16};
 const std::vector<Activation> kActivations{Activation::none, Activation::leaky_relu};
@@ -370,4 +370,4 @@ TEST(TiledMatmul, Errors) {
   }
 }
 
-}  // namespace
+}  // namespace tiled_matmul_test

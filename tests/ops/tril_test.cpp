@@ -6,7 +6,7 @@ using namespace mica;
 using namespace mica::testing_support;
 using autograd::gradcheck;
 
-namespace {
+namespace tril_test {
 
 TEST(Tril, EveryDiagonal) {
   for (const Device device : test_devices()) {
@@ -46,4 +46,4 @@ TEST(Tril, Errors) {
   expect_error([] { tril(zeros({3})); }, "tril: expected at least 2 axes, got shape [3]");
 }
 
-}  // namespace
+}  // namespace tril_test

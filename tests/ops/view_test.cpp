@@ -12,7 +12,7 @@ using namespace mica::testing_support;
 using autograd::gradcheck;
 using autograd::gradgradcheck;
 
-namespace {
+namespace view_test {
 
 // A tensor of the given shape with elements 0, 1, 2, ….
 Tensor counting(const Shape& shape, Device device = Device::cpu()) {
@@ -222,4 +222,4 @@ TEST(View, ReshapeOfEmptyTensorsToHugeShapes) {
   EXPECT_EQ(reshape(zeros({0}), {most, 0}).shape(), (Shape{most, 0}));
 }
 
-}  // namespace
+}  // namespace view_test

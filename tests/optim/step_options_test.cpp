@@ -14,7 +14,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
-namespace {
+namespace step_options_test {
 
 Tensor copy_of(const Tensor& x) { return (x.detach() + 0).requires_grad_(); }
 
@@ -264,4 +264,4 @@ TEST(GradScaler, ScaleStaysInRange) {
   }
 }
 
-}  // namespace
+}  // namespace step_options_test
