@@ -11,6 +11,8 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <set>
+#include <string>
 #include <thread>
 
 #include <mica/core/check.h>
@@ -582,6 +584,27 @@ TEST(Rendezvous, FindsTheAddressInTheEnvironment) {
   const Meeting meeting = meeting_from_environment({.rank = 1, .size = 2, .launcher = "Slurm"});
   EXPECT_EQ(meeting.addresses[0].host, "n4");
   EXPECT_GE(meeting.addresses[0].port, 20000);
+}
+
+TEST(Rendezvous, RunsHaveDifferentTokens) {
+  using List = std::vector<std::pair<const char*, const char*>>;
+  std::set<Token> tokens;
+  const auto is_new = [&](const List& list) {
+    const Variables variables(list);
+    return tokens.insert(meeting_from_environment({.rank = 1, .size = 2, .launcher = "torchrun"}).token).second;
+  };
+  EXPECT_TRUE(is_new({{"MASTER_ADDR", "other"}, {"MASTER_PORT", "5000"}}));
+  EXPECT_TRUE(is_new({{"MASTER_ADDR", "node"}, {"MASTER_PORT", "5001"}}));
+  const Variables address(List{{"MASTER_ADDR", "node"}, {"MASTER_PORT", "5000"}});
+  for (const char* const name :
+       {"SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MICA_DIST_TOKEN"}) {
+    EXPECT_TRUE(is_new({{name, "x"}})) << name;
+  }
+  // With tokens of 16 random bits instead of 128, hundreds of these would be equal.
+  for (int run = 0; run < 5000; ++run) {
+    const std::string id = std::to_string(run);
+    ASSERT_TRUE(is_new({{"TORCHELASTIC_RUN_ID", id.c_str()}})) << run;
+  }
 }
 
 TEST(Rendezvous, TakesTheNextPortIfOneIsInUse) {

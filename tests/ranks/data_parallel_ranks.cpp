@@ -365,17 +365,27 @@ TEST(DataParallelRanks, SixteenBitGradientsInFloat32) {
 TEST(DataParallelRanks, BroadcastsParametersAndBuffersOfRankZero) {
   const Group group = world();
   Branches model;
-  const Tensor square = transpose(here(randn({3, 4})), 0, 1);  // not contiguous
+  // Not contiguous, behind one that is.
+  const Tensor square = transpose(here(randn({3, 4})), 0, 1), wide = transpose(here(randn({2, 9})), 0, 1);
   struct Odd : nn::Module {
-    explicit Odd(const Tensor& value) { param("value", value); }
-  } odd(square);
+    Tensor row = param("row", ones({2}));
+    Odd(const Tensor& value, const Tensor& other) {
+      to(rank_device());
+      param("value", value);
+      buffer("other", other);
+    }
+  } odd(square, wide);
+  fill_data(odd.row, group.rank() + 7);
+  fill_data(wide, group.rank() + 9);
   fill_data(model.count, group.rank() + 3);
   fill_data(model.left, group.rank() + 1);
   fill_data(square, group.rank() + 5);
   const DataParallel first(model, group), second(odd, group);
   EXPECT_EQ(to_vector<int>(model.count), (std::vector<int>{3, 3}));
   EXPECT_EQ(to_vector<double>(model.left), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(to_vector<double>(odd.row), (std::vector<double>{7, 7}));
   EXPECT_EQ(to_vector<double>(square), std::vector<double>(12, 5));
+  EXPECT_EQ(to_vector<double>(wide), std::vector<double>(18, 9));
 }
 
 struct Other : nn::Module {
