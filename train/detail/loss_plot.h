@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+namespace mica::train::detail {
+
 /// One value of a curve.
 struct Point {
   double x;
@@ -12,3 +14,5 @@ struct Point {
 /// An SVG plot of training: the loss of each step (averaged where points are closer than a pixel) and the validation
 /// losses, over the steps, with axes and a legend.
 std::string loss_plot(const std::vector<Point>& train, const std::vector<Point>& validation);
+
+}  // namespace mica::train::detail

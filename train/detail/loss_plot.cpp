@@ -1,11 +1,13 @@
-#include "examples/train_transformer/loss_plot.h"
-
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
+
+#include <mica/train/detail/loss_plot.h>
+
+namespace mica::train::detail {
 
 namespace {
 
@@ -142,3 +144,5 @@ std::string loss_plot(const std::vector<Point>& train, const std::vector<Point>&
   svg += text(legend + 36, top + 46.5, "start", "validation");
   return svg + "</svg>\n";
 }
+
+}  // namespace mica::train::detail
