@@ -10,6 +10,7 @@
 #include <mica/io/file.h>
 #include <mica/io/json.h>
 #include <mica/io/text.h>
+#include <mica/train/detail/loss_plot.h>
 #include <mica/train/metrics_log.h>
 
 namespace mica::train {

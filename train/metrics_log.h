@@ -10,10 +10,13 @@
 
 #include <mica/io/tensorboard.h>
 #include <mica/nn/module.h>
-#include <mica/train/detail/loss_plot.h>
 #include <mica/train/progress.h>
 
 namespace mica::train {
+
+namespace detail {
+struct LossPoint;
+}
 
 struct MetricsOptions {
   std::filesystem::path folder{};       ///< for metrics.jsonl and loss.svg; empty: neither
@@ -70,7 +73,7 @@ class MetricsLog {
   MetricsOptions options_;
   int file_ = -1;  // metrics.jsonl
   std::optional<io::EventWriter> events_;
-  std::vector<detail::Point> training_, validation_;
+  std::vector<detail::LossPoint> training_, validation_;
 };
 
 }  // namespace mica::train

@@ -117,6 +117,40 @@ TEST(TrainingStep, WeighsTheBatchesOfAStep) {
               1e-6);
 }
 
+TEST(TrainingStep, ReplaysTheSameBitsOnAGpu) {
+  if (!cuda_available()) {
+    GTEST_SKIP() << "no GPU";
+  }
+  const ToyData data(35);
+  const auto run = [&](bool graph) {
+    ToyModel model;
+    model.to(Device::cuda());
+    train::DatasetBatches batches(data, {.batch = 4, .seed = 1, .device = Device::cuda()});
+    optim::AdamW optimizer(model.parameters(), {.lr = 0.01});
+    manual_seed(5);
+    train::TrainingStep training(model, model.loss(), batches, optimizer,
+                                 {.accumulate = 2, .clip = 1, .ema = 0.9, .cuda_graph = graph});
+    const std::vector<train::StepResult> results = take(training, 80);
+    EXPECT_EQ(training.graph_error(), "");
+    return std::pair(results.back().loss, weights_of(model));
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST(TrainingStep, TakesBatchesOfDifferentShapes) {
+  for (const Device device : test_devices()) {
+    ToyModel model;
+    model.to(device);
+    ListBatches batches({{.fields = {ones({2, 2}).to(device), ones({2, 1}).to(device)}},
+                         {.fields = {ones({3, 2}).to(device), ones({3, 1}).to(device)}}});
+    optim::AdamW optimizer(model.parameters(), {.lr = 0.01});
+    train::TrainingStep training(model, model.loss(), batches, optimizer);
+    const std::vector<train::StepResult> results = take(training, 20);
+    EXPECT_LT(results.back().loss, results.front().loss);
+    EXPECT_EQ(training.graph_error(), device.is_cuda() ? "batches have different shapes" : "");
+  }
+}
+
 TEST(TrainingStep, ResumesWithTheSameBits) {
   const ToyData data(35);
   for (const DType dtype : {float32, float16}) {
