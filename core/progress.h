@@ -1,7 +1,7 @@
 #pragma once
 
-// Progress of tasks that take seconds: loading a model, tokenizing a text, quantizing weights. The library never
-// prints; a program that wants to show progress creates a ProgressObserver.
+// Progress of tasks that take seconds: loading a model, tokenizing a text, quantizing weights. They do not print; a
+// program that wants to show progress creates a ProgressObserver, such as train::ProgressBar.
 
 #include <atomic>
 #include <chrono>

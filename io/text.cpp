@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include <mica/core/check.h>
-#include <mica/core/creation.h>
 #include <mica/core/progress.h>
 #include <mica/io/file.h>
 #include <mica/io/text.h>
@@ -58,31 +57,6 @@ void for_each_character(std::string_view text, Visit&& visit, ProgressTask* prog
     }
   }
   report(text.size());
-}
-
-// The inputs and targets of a batch. Allocates all memory before anything is read, so that a batch that is too large
-// throws OutOfMemory.
-struct Windows {
-  Tensor inputs, targets;
-
-  Windows(std::int64_t count, std::int64_t context)
-      : inputs(empty({count, context}, int64)), targets(empty({count, context}, int64)) {}
-
-  void set(std::int64_t row, const TokenView& tokens, std::int64_t start) const {
-    const std::int64_t context = inputs.size(1);
-    const auto row_of = [&](const Tensor& x) {
-      return std::span(x.data<std::int64_t>() + row * context, static_cast<std::size_t>(context));
-    };
-    tokens.read(start, row_of(inputs));
-    tokens.read(start + 1, row_of(targets));
-  }
-  Batch on(Device device) const { return {inputs.to(device), targets.to(device)}; }
-};
-
-void check_length(const char* name, const TokenView& tokens, std::int64_t context) {
-  check(context >= 1, "{}: expected a context of at least 1, got {}", name, context);
-  check(tokens.size() > context, "{}: expected more tokens than the context of {}, got {}", name, context,
-        tokens.size());
 }
 
 }  // namespace
@@ -176,25 +150,6 @@ std::string CharTokenizer::decode(std::span<const std::int32_t> tokens) const {
     characters.push_back(alphabet_[token]);
   }
   return to_utf8(characters);
-}
-
-std::vector<Batch> even_windows(const TokenView& tokens, std::int64_t context, std::int64_t batch, std::int64_t most,
-                                Device device) {
-  check_length("even_windows", tokens, context);
-  check(batch >= 1 && most >= 1, "even_windows: expected batches and windows of at least 1, got {} and {}", batch,
-        most);
-  const std::int64_t all = (tokens.size() - 1) / context;
-  const std::int64_t count = std::min(all, most);
-  std::vector<Batch> batches;
-  for (std::int64_t first = 0; first < count;) {
-    const Windows windows(std::min(batch, count - first), context);
-    for (std::int64_t row = 0; row < windows.inputs.size(0); ++row) {
-      windows.set(row, tokens, (first + row) * all / count * context);
-    }
-    batches.push_back(windows.on(device));
-    first += windows.inputs.size(0);
-  }
-  return batches;
 }
 
 }  // namespace mica::io

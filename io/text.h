@@ -1,6 +1,6 @@
 #pragma once
 
-// Helpers for character-level language models: reading text files, tokenization, and batches of windows.
+// Helpers for character-level language models: reading text files and tokenization.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,9 +9,6 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
-
-#include <mica/core/tensor.h>
-#include <mica/io/tokens.h>
 
 namespace mica::io {
 
@@ -46,16 +43,5 @@ class CharTokenizer {
   std::u32string alphabet_;
   std::unordered_map<char32_t, std::int32_t> tokens_;
 };
-
-/// A training batch: `targets` is `inputs` shifted by one character. Both int64 (B, T).
-struct Batch {
-  Tensor inputs;
-  Tensor targets;
-};
-
-/// Adjacent windows over a token sequence, for validation: all that fit, or `most` of them evenly spaced. Returned in
-/// batches of at most `batch` windows.
-std::vector<Batch> even_windows(const TokenView& tokens, std::int64_t context, std::int64_t batch, std::int64_t most,
-                                Device device = Device::cpu());
 
 }  // namespace mica::io

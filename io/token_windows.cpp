@@ -10,6 +10,27 @@ namespace {
 
 constexpr std::int64_t kIgnored = -100;  // CrossEntropyOptions::ignore_index
 
+void check_length(const char* name, const TokenView& tokens, std::int64_t context) {
+  check(context >= 1, "{}: expected a context of at least 1, got {}", name, context);
+  check(tokens.size() > context, "{}: expected more tokens than the context of {}, got {}", name, context,
+        tokens.size());
+}
+
+std::vector<Dataset::Field> window_fields(const TokenWindowsOptions& options) {
+  return std::vector<Dataset::Field>(options.separator ? 4 : 2, {.shape = {options.context}, .dtype = int64});
+}
+
+void read_window(const TokenView& tokens, std::int64_t start, const TokenWindowsOptions& options, const Sample& to) {
+  const std::span<std::int64_t> inputs = to.field<std::int64_t>(0), targets = to.field<std::int64_t>(1);
+  tokens.read(start, inputs);
+  std::copy(inputs.begin() + 1, inputs.end(), targets.begin());
+  tokens.read(start + options.context, targets.last(1));
+  if (options.separator) {
+    mark_documents(inputs, *options.separator, options.separator_begins, targets, to.field<std::int64_t>(2),
+                   to.field<std::int64_t>(3));
+  }
+}
+
 }  // namespace
 
 void mark_documents(std::span<const std::int64_t> inputs, std::int64_t separator, bool separator_begins,
@@ -37,30 +58,32 @@ void mark_documents(std::span<const std::int64_t> inputs, std::int64_t separator
 TokenWindows::TokenWindows(const TokenView& tokens, const TokenWindowsOptions& options)
     : tokens_(tokens), options_(options) {
   const std::int64_t context = options.context;
-  check(context >= 1, "TokenWindows: expected a context of at least 1, got {}", context);
-  check(tokens.size() > context, "TokenWindows: expected more tokens than the context of {}, got {}", context,
-        tokens.size());
+  check_length("TokenWindows", tokens, context);
   const std::int64_t places = tokens.size() - context;  // number of positions at which a window may begin
   windows_ = std::max<std::int64_t>(1, places / context);
   offsets_ = std::min(context, places - (windows_ - 1) * context);
 }
 
-std::vector<Dataset::Field> TokenWindows::fields() const {
-  return std::vector<Field>(options_.separator ? 4 : 2, {.shape = {options_.context}, .dtype = int64});
-}
+std::vector<Dataset::Field> TokenWindows::fields() const { return window_fields(options_); }
 
 void TokenWindows::read(std::int64_t index, std::int64_t epoch, const Sample& to) const {
   const std::uint64_t random = mix_seeds(options_.seed, static_cast<std::uint64_t>(epoch));
   const auto offset = static_cast<std::int64_t>(random % static_cast<std::uint64_t>(offsets_));
-  const std::int64_t start = offset + index * options_.context;
-  const std::span<std::int64_t> inputs = to.field<std::int64_t>(0), targets = to.field<std::int64_t>(1);
-  tokens_.read(start, inputs);
-  std::copy(inputs.begin() + 1, inputs.end(), targets.begin());
-  tokens_.read(start + options_.context, targets.last(1));
-  if (options_.separator) {
-    mark_documents(inputs, *options_.separator, options_.separator_begins, targets, to.field<std::int64_t>(2),
-                   to.field<std::int64_t>(3));
-  }
+  read_window(tokens_, offset + index * options_.context, options_, to);
+}
+
+EvenWindows::EvenWindows(const TokenView& tokens, const TokenWindowsOptions& options, std::int64_t most)
+    : tokens_(tokens), options_(options) {
+  check_length("EvenWindows", tokens, options.context);
+  check(most >= 1, "EvenWindows: expected at least 1 window, got {}", most);
+  all_ = (tokens.size() - 1) / options.context;
+  size_ = std::min(all_, most);
+}
+
+std::vector<Dataset::Field> EvenWindows::fields() const { return window_fields(options_); }
+
+void EvenWindows::read(std::int64_t index, std::int64_t, const Sample& to) const {
+  read_window(tokens_, index * all_ / size_ * options_.context, options_, to);
 }
 
 }  // namespace mica::io

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -53,6 +54,26 @@ class TokenWindows : public Dataset {
   TokenWindowsOptions options_;
   std::int64_t windows_;  // per epoch
   std::int64_t offsets_;  // the first window of an epoch begins at one of 0 … offsets_ − 1
+};
+
+/// Adjacent windows of a token sequence, for validation: all that fit, or `most` of them evenly spaced. Samples have
+/// the fields of TokenWindows and do not depend on the epoch.
+class EvenWindows : public Dataset {
+ public:
+  /// Throws an Error unless there are more tokens than options.context, and most ≥ 1. Does not use options.seed. Keeps
+  /// the view, not a copy of the tokens.
+  EvenWindows(const TokenView& tokens, const TokenWindowsOptions& options,
+              std::int64_t most = std::numeric_limits<std::int64_t>::max());
+
+  std::int64_t size() const override { return size_; }
+  std::vector<Field> fields() const override;
+  void read(std::int64_t index, std::int64_t epoch, const Sample& to) const override;
+
+ private:
+  TokenView tokens_;
+  TokenWindowsOptions options_;
+  std::int64_t all_;  // the number of windows that fit
+  std::int64_t size_;
 };
 
 }  // namespace mica::io

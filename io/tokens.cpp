@@ -1,8 +1,12 @@
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 
 #include <mica/core/check.h>
+#include <mica/io/permutation.h>
 #include <mica/io/tokens.h>
 
 namespace mica::io {
@@ -115,6 +119,22 @@ void TokenView::read(std::int64_t begin, std::span<std::int64_t> to) const {
             offset_ + begin + i);
     }
   }
+}
+
+std::string TokenView::fingerprint() const {
+  constexpr std::int64_t pieces = 256, length = 4096;
+  std::vector<std::int64_t> piece(static_cast<std::size_t>(std::min(length, size())));
+  const auto read_once = static_cast<std::int64_t>(piece.size());
+  const std::int64_t last = size() - read_once;  // where the last piece begins
+  const std::int64_t count = read_once == 0 ? 0 : std::min(pieces, last / read_once + 2);  // at least 2
+  std::uint64_t sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    read(i * last / (count - 1), piece);
+    for (const std::int64_t token : piece) {
+      sum = mix_seeds(sum, static_cast<std::uint64_t>(token));
+    }
+  }
+  return fmt::format("{} tokens, fingerprint {:016x}", size(), sum);
 }
 
 TokenFile::TokenFile(const std::filesystem::path& path)

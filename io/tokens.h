@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <ranges>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <mica/io/file.h>
@@ -38,6 +39,10 @@ class TokenView {
 
   /// Copies tokens begin, begin + 1, … until `to` is full. Throws Error if there are too few.
   void read(std::int64_t begin, std::span<std::int64_t> to) const;
+
+  /// A checksum of parts that are spread over the tokens, of a short list of all of them: "NUMBER tokens, fingerprint
+  /// HEXADECIMAL". As a setting of a checkpoint it detects that a run resumes on other data.
+  std::string fingerprint() const;
 
  private:
   const std::byte* data_;

@@ -124,4 +124,12 @@ std::string summary(Module& model) {
                                       grouped(trained), buffers, size_text(bytes), places);
 }
 
+std::int64_t parameter_count(const Module& model) {
+  std::int64_t count = 0;
+  for (const Tensor& parameter : model.parameters()) {
+    count += parameter.numel();
+  }
+  return count;
+}
+
 }  // namespace mica::nn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include <mica/nn/module.h>
@@ -18,5 +19,8 @@ namespace mica::nn {
 ///     …
 ///     124,475,904 parameters, 124,475,904 of them trained; 497.9 MB on cpu
 std::string summary(Module& model);
+
+/// The number of elements of all parameters; those shared by several modules count once.
+std::int64_t parameter_count(const Module& model);
 
 }  // namespace mica::nn

@@ -38,17 +38,17 @@ void check_size(const nn::GPTConfig& config, const StateDict& state) {
 
 }  // namespace
 
-io::Metadata metadata_of(const nn::GPTConfig& config) {
-  return {{"context", std::to_string(config.context)},
-          {"layers", std::to_string(config.layers)},
-          {"heads", std::to_string(config.heads)},
-          {"width", std::to_string(config.width)},
-          {"bias", config.bias ? "yes" : "no"}};
-}
-
-void save(const nn::GPT& gpt, const io::CharTokenizer& tokenizer, const std::filesystem::path& path) {
-  io::Metadata metadata = metadata_of(gpt.config);
-  metadata["alphabet"] = tokenizer.alphabet();
+void save(const nn::GPT& gpt, const std::optional<io::CharTokenizer>& tokenizer, const std::filesystem::path& path) {
+  io::Metadata metadata{{"context", std::to_string(gpt.config.context)},
+                        {"layers", std::to_string(gpt.config.layers)},
+                        {"heads", std::to_string(gpt.config.heads)},
+                        {"width", std::to_string(gpt.config.width)},
+                        {"bias", gpt.config.bias ? "yes" : "no"}};
+  if (tokenizer) {
+    metadata["alphabet"] = tokenizer->alphabet();  // its length is the vocabulary
+  } else {
+    metadata["vocab"] = std::to_string(gpt.config.vocab);
+  }
   io::save(path, gpt.state_dict(), metadata);
 }
 

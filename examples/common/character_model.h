@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include <mica/io/safetensors.h>
@@ -16,11 +17,10 @@ struct CharacterModel {
   mica::nn::GPT gpt;
 };
 
-/// The configuration stored in a model file, except for the vocabulary size, which the alphabet gives.
-mica::io::Metadata metadata_of(const mica::nn::GPTConfig& config);
-
-/// Writes a model of `tokenizer`'s characters as one safetensors file, with configuration and alphabet in its metadata.
-void save(const mica::nn::GPT& gpt, const mica::io::CharTokenizer& tokenizer, const std::filesystem::path& path);
+/// Writes a model as one safetensors file, with its configuration in the metadata. A model of `tokenizer`'s characters
+/// also stores their alphabet, so that generate can write text.
+void save(const mica::nn::GPT& gpt, const std::optional<mica::io::CharTokenizer>& tokenizer,
+          const std::filesystem::path& path);
 
 /// Throws Error if the file is damaged or was not written by save.
 CharacterModel load_character_model(const std::filesystem::path& path, mica::Device device);

@@ -9,6 +9,8 @@
 #include <optional>
 
 #include "examples/common/ranks.h"
+#include <mica/dist/group.h>
+#include <mica/train/ranks.h>
 
 namespace {
 
@@ -80,6 +82,7 @@ CommandLine::Option CommandLine::add_option(const std::string& name, T& variable
     return true;
   };
   const auto text = [&variable] { return Variable<T>::text(variable); };
+  texts_[name] = text;
   CLI::Option* const option = app_->add_option(name, set, help, false, text);
   option->type_name(CLI::detail::type_name<Value>());
   return Option(*option);
@@ -98,6 +101,7 @@ template CommandLine::Option CommandLine::add_option(const std::string&, std::op
                                                      const std::string&);
 
 void CommandLine::add_flag(const std::string& name, bool& variable, const std::string& help) {
+  texts_[name] = [&variable] { return Variable<bool>::text(variable); };
   app_->add_flag_function(
       name, [&variable](std::int64_t count) { variable = count > 0; }, help);
 }
@@ -105,6 +109,14 @@ void CommandLine::add_flag(const std::string& name, bool& variable, const std::s
 void CommandLine::footer(const std::string& text) { app_->footer(text); }
 
 bool CommandLine::given(const std::string& name) const { return app_->count(name) > 0; }
+
+std::map<std::string, std::string> CommandLine::values(const std::vector<std::string>& names) const {
+  std::map<std::string, std::string> values;
+  for (const std::string& name : names) {
+    values[name] = texts_.at("--" + name)();
+  }
+  return values;
+}
 
 int CommandLine::run(int argc, char** argv, const std::function<void()>& body) {
   const std::string name = app_->get_name();
@@ -124,7 +136,7 @@ int CommandLine::run(int argc, char** argv, const std::function<void()>& body) {
     return refuse(std::string(error.what()) + " (see --help)");
   } catch (const UsageError& error) {
     return refuse(error.what());
-  } catch (const StoppedByRank0&) {
+  } catch (const mica::train::StoppedByRank0&) {
     return 1;
   } catch (const std::bad_alloc&) {
     (void)print_error(name.c_str(), "out of memory", 1);

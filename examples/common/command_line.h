@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,6 +50,8 @@ class CommandLine {
 
   /// After parsing: whether the option was given.
   bool given(const std::string& name) const;
+  /// The current values of the variables of options and flags, as text: of "lr" that of --lr.
+  std::map<std::string, std::string> values(const std::vector<std::string>& names) const;
 
   /// Runs the program: joins the ranks, parses the command line, then calls `body`. Returns the exit status. Every
   /// error is one line on stderr, with status 2 for a bad command line and 1 otherwise.
@@ -56,4 +59,5 @@ class CommandLine {
 
  private:
   std::unique_ptr<CLI::App> app_;
+  std::map<std::string, std::function<std::string()>> texts_;  // of the variables
 };

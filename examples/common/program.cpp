@@ -4,16 +4,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include <mica/core/check.h>
 #include <mica/core/dispatch.h>
 #include <mica/dist/group.h>
 #include <mica/io/file.h>
+#include <mica/ops/matmul/matmul.h>
 
-volatile std::sig_atomic_t interrupted = 0;
 int rank_of_messages = 0;
 
 int print_error(const char* program, std::string message, int status) {
@@ -29,21 +29,6 @@ int print_error(const char* program, std::string message, int status) {
 void put(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
-}
-
-bool shows_on_terminal(int file) {
-  // Open MPI's mpirun gives its ranks a pseudo-terminal, even if its own output is not a terminal.
-  return isatty(file) == 1 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
-}
-
-void catch_interrupts() {
-  const auto interrupt = [](int signal) {
-    interrupted = 1;
-    std::signal(signal, SIG_DFL);  // a second signal terminates the program
-  };
-  std::signal(SIGINT, interrupt);
-  std::signal(SIGTERM, interrupt);
-  std::signal(SIGUSR1, interrupt);
 }
 
 namespace {
@@ -87,4 +72,11 @@ mica::Device device_named(const std::string& name) {
   // GPU.
   [[maybe_unused]] static const auto* const current = new mica::DeviceGuard(mica::Device::cuda(index));
   return mica::Device::cuda(index);
+}
+
+mica::DType dtype_named(const std::string& name, mica::Device device) {
+  if (name == "auto") {
+    return mica::has_fast_bfloat16(device) ? mica::bfloat16 : mica::float32;
+  }
+  return name == "float16" ? mica::float16 : name == "bfloat16" ? mica::bfloat16 : mica::float32;
 }

@@ -12,18 +12,16 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "examples/common/program.h"
-#include <mica/core/copy.h>
-#include <mica/core/creation.h>
-#include <mica/core/parallel.h>
-#include <mica/io/permutation.h>
+#include <mica/core/check.h>
+#include <mica/dist/group.h>
 
 using namespace mica;
 
@@ -38,75 +36,6 @@ void refuse_ranks(const char* program) {
   if (const int ranks = dist::world().size(); ranks > 1) {
     throw UsageError(fmt::format("{} runs as one process, but was started as {} ranks", program, ranks));
   }
-}
-
-void on_rank_0(const dist::Group& group, const std::function<void()>& f) {
-  std::exception_ptr error;
-  if (group.rank() == 0) {
-    const dist::LongTask task("work of rank 0 alone");  // the others wait for it in the broadcast
-    try {
-      f();
-    } catch (...) {
-      error = std::current_exception();
-    }
-  }
-  const Tensor failed = full({}, error ? 1 : 0, boolean);
-  group.broadcast(failed);
-  if (error) {
-    std::rethrow_exception(error);
-  }
-  if (failed.item() != 0) {
-    throw StoppedByRank0();
-  }
-}
-
-std::vector<bool> true_on_any(const dist::Group& group, const std::vector<bool>& conditions) {
-  if (group.size() == 1) {
-    return conditions;
-  }
-  const std::vector<std::uint8_t> own(conditions.begin(), conditions.end());
-  const Tensor any = from_data(own, {static_cast<std::int64_t>(own.size())});
-  group.all_reduce(any, dist::Reduction::max);
-  const std::vector<std::uint8_t> all = to_vector<std::uint8_t>(any);
-  return {all.begin(), all.end()};
-}
-
-std::vector<int> ranks_where(const dist::Group& group, bool condition) {
-  const Tensor own = full({1}, condition ? 1 : 0, uint8), of_ranks = empty({group.size()}, uint8);
-  group.all_gather(own, of_ranks);
-  const std::vector<std::uint8_t> values = to_vector<std::uint8_t>(of_ranks);
-  std::vector<int> ranks;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (values[rank] != 0) {
-      ranks.push_back(rank);
-    }
-  }
-  return ranks;
-}
-
-std::string broadcast(const dist::Group& group, std::string text) {
-  const Tensor size = from_data({static_cast<std::int64_t>(text.size())}, Shape{});
-  group.broadcast(size);
-  text.resize(static_cast<std::size_t>(size.item()));
-  std::vector<std::uint8_t> bytes(text.begin(), text.end());
-  const Tensor shared = from_data(bytes, {static_cast<std::int64_t>(bytes.size())});
-  group.broadcast(shared);
-  bytes = to_vector<std::uint8_t>(shared);
-  return {bytes.begin(), bytes.end()};
-}
-
-void share_cores(const dist::Group& group) {
-  // The largest number of ranks on a machine.
-  const Tensor ranks = from_data({std::int64_t{dist::local_rank() + 1}}, Shape{});
-  group.all_reduce(ranks, dist::Reduction::max);
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    set_num_threads(std::max(1, num_threads() / static_cast<int>(ranks.item())));
-  }
-}
-
-PhiloxKey random_stream_of(int rank, PhiloxKey key) {
-  key.seed = rank == 0 ? key.seed : io::mix_seeds(key.seed, static_cast<std::uint64_t>(rank));
-  return key;
 }
 
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/common/checkpoints.h"
 #include <mica/nn/linear.h>
+#include <mica/train/checkpoints.h>
 
 /// The settings of a run.
 struct Options {
@@ -39,7 +39,7 @@ struct Options {
   bool pack = false;       // short examples share rows
   bool recompute = false;  // recompute the activations of each block in backward
 
-  CheckpointOptions checkpoint;
+  mica::train::CheckpointOptions checkpoint;
   std::optional<std::int64_t> checkpoint_every;  // steps; none: at each validation
 
   std::string tensorboard;  // folder for an event file; empty: none

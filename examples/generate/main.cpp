@@ -13,7 +13,6 @@
 
 #include "examples/common/character_model.h"
 #include "examples/common/command_line.h"
-#include "examples/common/progress_bar.h"
 #include "examples/common/ranks.h"
 #include <mica/core/parallel.h>
 #include <mica/io/adapter.h>
@@ -25,6 +24,7 @@
 #include <mica/io/tokenizer.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
+#include <mica/train/progress_bar.h>
 
 namespace {
 
@@ -316,7 +316,7 @@ int main(int argc, char** argv) {
         throw UsageError("--quantize: expected 8, 4, 2 or 1, got " + std::to_string(bits));
       }
     }
-    const ProgressBar progress;
+    const mica::train::ProgressBar progress;
     if (threads > 0) {
       mica::set_num_threads(threads);
     }

@@ -441,4 +441,51 @@ TEST(TokenWindows, KnowTheirDocuments) {
                                   {0, 1, 1, 1, 2, 2, 3, 4}}));
 }
 
+// Fields of all windows, in order.
+std::vector<std::vector<std::int64_t>> fields_of(const io::EvenWindows& windows) {
+  io::DataLoader loader(windows, {.batch = windows.size(), .shuffle = false, .workers = 0});
+  std::vector<std::vector<std::int64_t>> lists;
+  for (const Tensor& field : loader.next()) {
+    lists.push_back(to_vector<std::int64_t>(field));
+  }
+  return lists;
+}
+
+TEST(EvenWindows, CoverTheSequence) {
+  const auto tokens = counting(13), fewer = counting(12);
+  const io::EvenWindows windows(tokens, {.context = 4});
+  ASSERT_EQ(windows.size(), 3);
+  EXPECT_EQ(fields_of(windows)[0], (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(fields_of(windows)[1], (std::vector<std::int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+  // One token fewer, and the last window has no last target.
+  EXPECT_EQ(io::EvenWindows(fewer, {.context = 4}).size(), 2);
+}
+
+TEST(EvenWindows, AreSpreadWhereFewAreWanted) {
+  const auto tokens = counting(81);
+  const std::vector<std::int64_t> inputs = fields_of(io::EvenWindows(tokens, {.context = 4}, 5))[0];
+  std::vector<std::int64_t> starts;
+  for (std::size_t i = 0; i < inputs.size(); i += 4) {
+    starts.push_back(inputs[i]);
+  }
+  EXPECT_EQ(starts, (std::vector<std::int64_t>{0, 16, 32, 48, 64}));
+}
+
+TEST(EvenWindows, NeedMoreThanAContext) {
+  const auto tokens = counting(4);
+  expect_error([&] { io::EvenWindows(tokens, {.context = 4}); }, "expected more tokens than the context of 4, got 4");
+  expect_error([&] { io::EvenWindows(tokens, {.context = 0}); }, "at least 1, got 0");
+  expect_error([&] { io::EvenWindows(tokens, {.context = 3}, 0); }, "expected at least 1 window, got 0");
+}
+
+TEST(EvenWindows, KnowTheirDocuments) {
+  const std::vector<std::int32_t> tokens{9, 1, 2, 9, 3, 9, 9, 4, 5};
+  using Lists = std::vector<std::vector<std::int64_t>>;
+  EXPECT_EQ(fields_of(io::EvenWindows(tokens, {.context = 4, .separator = 9, .separator_begins = false})),
+            (Lists{{9, 1, 2, 9, 3, 9, 9, 4},
+                   {-100, 2, 9, -100, 9, -100, -100, 5},
+                   {0, 0, 1, 2, 0, 1, 0, 0},
+                   {0, 1, 1, 1, 0, 0, 1, 2}}));
+}
+
 }  // namespace

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <numeric>
 #include <string>
 
 #include "tests/support.h"
@@ -17,12 +16,6 @@ using namespace mica;
 using namespace mica::testing_support;
 
 namespace text_test {
-
-std::vector<std::int32_t> counting(int n) {
-  std::vector<std::int32_t> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), 0);
-  return tokens;
-}
 
 TEST(Text, Utf8RoundTripsAtEveryLength) {
   const std::u32string characters{U'a', 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF};
@@ -79,42 +72,6 @@ TEST(Text, ReportsProgress) {
   EXPECT_EQ(done, (std::map<std::string, std::int64_t>{{"collecting the characters", size}, {"tokenizing", size}}));
   // Positions are those in the whole text.
   expect_error([&] { io::CharTokenizer::of(text + "\x80"); }, "at byte " + std::to_string(size));
-}
-
-TEST(Text, EvenWindowsCoverTheSequence) {
-  const auto tokens = counting(33);
-  const auto batches = io::even_windows(tokens, 4, 3, 100);
-  ASSERT_EQ(batches.size(), 3u);
-  EXPECT_EQ(batches[0].inputs.shape(), (Shape{3, 4}));
-  EXPECT_EQ(batches[2].inputs.shape(), (Shape{2, 4}));
-  EXPECT_EQ(to_vector<std::int64_t>(batches[2].inputs), (std::vector<std::int64_t>{24, 25, 26, 27, 28, 29, 30, 31}));
-  EXPECT_EQ(to_vector<std::int64_t>(batches[2].targets), (std::vector<std::int64_t>{25, 26, 27, 28, 29, 30, 31, 32}));
-  // One token fewer, and the last window has no last target.
-  const auto fewer = counting(32);
-  EXPECT_EQ(io::even_windows(fewer, 4, 100, 100)[0].inputs.size(0), 7);
-}
-
-TEST(Text, EvenWindowsSpreadWhereFewAreWanted) {
-  const auto tokens = counting(81);
-  const auto batches = io::even_windows(tokens, 4, 10, 5);
-  ASSERT_EQ(batches.size(), 1u);
-  const auto inputs = to_vector<std::int64_t>(batches[0].inputs);
-  std::vector<std::int64_t> starts;
-  for (std::size_t i = 0; i < inputs.size(); i += 4) {
-    starts.push_back(inputs[i]);
-  }
-  EXPECT_EQ(starts, (std::vector<std::int64_t>{0, 16, 32, 48, 64}));
-}
-
-TEST(Text, WindowsNeedMoreThanAContext) {
-  const auto tokens = counting(4);
-  expect_error([&] { io::even_windows(tokens, 4, 1, 1); }, "expected more tokens than the context of 4, got 4");
-  expect_error([&] { io::even_windows(tokens, 0, 1, 1); }, "got 0");
-}
-
-TEST(Text, HugeBatchesHoldWhatThereIs) {
-  const auto tokens = counting(9);
-  EXPECT_EQ(io::even_windows(tokens, 4, INT64_MAX, INT64_MAX).size(), 1u);
 }
 
 TEST(Text, ReadsFilesAsTheyAre) {

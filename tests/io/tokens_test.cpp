@@ -9,7 +9,7 @@
 
 #include "tests/files.h"
 #include "tests/support.h"
-#include <mica/io/text.h>
+#include <mica/io/data_loader.h>
 #include <mica/io/token_windows.h>
 #include <mica/io/tokens.h>
 
@@ -151,12 +151,30 @@ TEST_F(TokenFiles, GiveTheSameWindowsAsTokensInMemory) {
   }
   write(narrow, {20240520, 1, 101});
   const io::TokenFile file(path_);
-  const std::vector<io::Batch> a = io::even_windows(file.tokens().part(50, 101), 10, 2, 3);
-  const std::vector<io::Batch> b = io::even_windows(io::TokenView(std::span(tokens).subspan(50)), 10, 2, 3);
-  ASSERT_EQ(a.size(), b.size());
-  EXPECT_EQ(to_vector<std::int64_t>(a[1].targets), to_vector<std::int64_t>(b[1].targets));
-  expect_error([&] { io::even_windows(file.tokens().below(59000), 10, 2, 10); },
-               "expected tokens below 59000, the vocabulary, got ");
+  const io::EvenWindows a(file.tokens().part(50, 101), {.context = 10}, 3);
+  const io::TokenView rest = std::span<const std::int32_t>(tokens).subspan(50);
+  const io::EvenWindows b(rest, {.context = 10}, 3);
+  const auto targets = [](const io::EvenWindows& windows) {
+    return to_vector<std::int64_t>(io::DataLoader(windows, {.batch = 3, .shuffle = false}).next()[1]);
+  };
+  EXPECT_EQ(targets(a), targets(b));
+  const io::EvenWindows checked(file.tokens().below(59000), {.context = 10});
+  expect_error([&] { targets(checked); }, "expected tokens below 59000, the vocabulary, got ");
+  EXPECT_EQ(file.tokens().fingerprint(), io::TokenView(tokens).fingerprint());
+}
+
+TEST(TokenView, FingerprintDependsOnTheTokens) {
+  Tokens tokens(5000, 7);
+  const auto fingerprint = [&] { return io::TokenView(tokens).fingerprint(); };
+  const std::string before = fingerprint();
+  EXPECT_TRUE(before.starts_with("5000 tokens, fingerprint ")) << before;
+  for (const std::size_t at : {0, 2500, 4999}) {
+    tokens[at] = 8;
+    EXPECT_NE(fingerprint(), before) << at;
+    tokens[at] = 7;
+  }
+  EXPECT_EQ(fingerprint(), before);
+  EXPECT_EQ(io::TokenView(std::span<const std::int32_t>()).fingerprint(), "0 tokens, fingerprint 0000000000000000");
 }
 
 }  // namespace tokens_test

@@ -1,20 +1,20 @@
-#include "examples/common/progress.h"
-
 #include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <string>
+#include <utility>
 
-#include "examples/common/program.h"
-#include "examples/common/progress_bar.h"
+#include <mica/train/detail/terminal.h>
+#include <mica/train/progress.h>
+
+namespace mica::train {
 
 namespace {
 
-std::string rate(double tokens_per_second) {
-  return tokens_per_second < 1e6 ? fmt::format("{:.1f}k tokens/s", tokens_per_second / 1e3)
-                                 : fmt::format("{:.2f}M tokens/s", tokens_per_second / 1e6);
+std::string rate(double per_second, const std::string& unit) {
+  return per_second < 1e6 ? fmt::format("{:.1f}k {}/s", per_second / 1e3, unit)
+                          : fmt::format("{:.2f}M {}/s", per_second / 1e6, unit);
 }
 
 std::string memory(std::size_t bytes) {
@@ -24,8 +24,8 @@ std::string memory(std::size_t bytes) {
 
 }  // namespace
 
-Progress::Progress(std::int64_t steps, std::int64_t done)
-    : steps_(steps), done_(done), terminal_(shows_on_terminal(STDOUT_FILENO)) {}
+Progress::Progress(std::int64_t steps, std::int64_t done, std::string unit)
+    : steps_(steps), done_(done), unit_(std::move(unit)), terminal_(detail::shows_on_terminal(STDOUT_FILENO)) {}
 
 Progress::~Progress() {
   if (terminal_ && shown_ != Clock::time_point{}) {
@@ -50,22 +50,26 @@ void Progress::show(std::int64_t step, double train_loss, std::optional<double> 
   }
   shown_ = Clock::now();
   const double elapsed = std::chrono::duration<double>(shown_ - start_).count();
-  const std::string left = duration(elapsed / static_cast<double>(step - done_) * static_cast<double>(steps_ - step));
+  const std::string left =
+      detail::duration(elapsed / static_cast<double>(step - done_) * static_cast<double>(steps_ - step));
   std::string text = fmt::format("step {}/{}  loss {:.3f}", step, steps_, train_loss);
   // Plain lines show the validation loss only at the step where it was measured.
   const std::optional<double> shown_loss = terminal_ ? validation_loss_ : validation_loss;
   if (shown_loss) {
     text += fmt::format("  val {:.3f}", *shown_loss);
   }
-  text += fmt::format("  {}", rate(speed.tokens_per_second));
+  text += fmt::format("  {}", rate(speed.units_per_second, unit_));
   if (speed.share_of_peak) {
     text += fmt::format(" ({:.0f} % of peak)", 100 * *speed.share_of_peak);
   }
   text += fmt::format("  {}  {} left", memory(speed.peak_memory), left);
   if (terminal_) {
-    put(redrawn_line(static_cast<double>(step) / static_cast<double>(steps_), text));
+    text = detail::redrawn_line(static_cast<double>(step) / static_cast<double>(steps_), text);
   } else {
-    fmt::print("{}\n", text);
+    text += '\n';
   }
+  std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
 }
+
+}  // namespace mica::train

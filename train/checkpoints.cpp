@@ -1,24 +1,23 @@
-#include "examples/common/checkpoints.h"
-
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include <charconv>
-#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
-#include "examples/common/program.h"
-#include "examples/common/ranks.h"
 #include <mica/core/creation.h>
+#include <mica/train/checkpoints.h>
+#include <mica/train/detail/agreement.h>
+#include <mica/train/detail/terminal.h>
+#include <mica/train/ranks.h>
 
-using namespace mica;
+namespace mica::train {
 
 namespace {
 
 // Returns rank 0's checkpoint on every rank, with its tensors on the CPU. Nothing if rank 0 has none.
-std::optional<io::TrainingCheckpoint> broadcast(const dist::Group& group, std::optional<io::TrainingCheckpoint> saved) {
+std::optional<io::TrainingCheckpoint> shared(const dist::Group& group, std::optional<io::TrainingCheckpoint> saved) {
   if (group.size() == 1) {
     return saved;
   }
@@ -37,7 +36,7 @@ std::optional<io::TrainingCheckpoint> broadcast(const dist::Group& group, std::o
       }
     }
   }
-  text = nlohmann::json::parse(::broadcast(group, text.dump()));
+  text = nlohmann::json::parse(detail::broadcast(group, text.dump()));
   if (text.is_null()) {
     return std::nullopt;
   }
@@ -76,24 +75,26 @@ std::int64_t number_of(const io::Metadata& settings, const std::string& name) {
   return value;
 }
 
-RunCheckpoints::RunCheckpoints(const char* program, const CheckpointOptions& options, io::Metadata settings,
-                               ChangeableSettings changeable, const dist::Group& group)
-    : program_(program),
+Checkpoints::Checkpoints(const CheckpointOptions& options, io::Metadata settings, ChangeableSettings changeable,
+                         ProgramNames names, const dist::Group& group)
+    : names_(std::move(names)),
       group_(group),
       path_(options.folder),
       settings_(std::move(settings)),
       changeable_(std::move(changeable)),
       every_(options.every) {
+  check(!on() || every_ >= 1, "Checkpoints: expected at least 1 step between checkpoints, got {}", every_);
   on_rank_0(group_, [&] {
     if (on()) {
       folder_.emplace(options.folder, io::CheckpointFolder::Options{.keep = options.keep});
       check(options.resume || !folder_->has_files(),
-            "{} has checkpoints of another run: resume it with --resume, or use another folder", options.folder);
+            "{} has checkpoints of another run: resume it with {}resume, or use another folder", options.folder,
+            names_.prefix);
     }
   });
 }
 
-void RunCheckpoints::accept(const io::TrainingCheckpoint& saved) {
+void Checkpoints::accept(const io::TrainingCheckpoint& saved) {
   io::Metadata expected = saved.settings;
   for (const std::string& name : changeable_.kept) {
     if (const auto at = expected.find(name); at != expected.end()) {
@@ -108,11 +109,13 @@ void RunCheckpoints::accept(const io::TrainingCheckpoint& saved) {
     }
   }
   io::check_settings(expected, settings_);
-  check(number_of(settings_, "steps") >= saved.step, "expected at least as many steps as were taken, got --steps {}",
-        settings_.at("steps"));
+  if (const auto steps = settings_.find("steps"); steps != settings_.end()) {
+    check(number_of(settings_, "steps") >= saved.step, "expected at least as many steps as were taken, got {}steps {}",
+          names_.prefix, steps->second);
+  }
 }
 
-bool RunCheckpoints::resume(const std::function<void(const io::TrainingCheckpoint&)>& restore) {
+bool Checkpoints::resume(const std::function<void(io::TrainingCheckpoint&)>& restore) {
   std::optional<io::TrainingCheckpoint> saved;
   // Name the checkpoint in the error.
   const auto with_it = [&](const std::function<void()>& f) {
@@ -127,12 +130,12 @@ bool RunCheckpoints::resume(const std::function<void(const io::TrainingCheckpoin
       return;
     }
     saved = folder_->newest(
-        [&](std::string_view why) { print_error(program_, fmt::format("skipped a checkpoint: {}", why), 0); });
+        [&](std::string_view why) { detail::warn(names_.program, fmt::format("skipped a checkpoint: {}", why)); });
     if (saved) {
       with_it([&] { accept(*saved); });
     }
   });
-  saved = broadcast(group_, std::move(saved));
+  saved = shared(group_, std::move(saved));
   if (!saved) {
     return false;
   }
@@ -140,12 +143,12 @@ bool RunCheckpoints::resume(const std::function<void(const io::TrainingCheckpoin
   return true;
 }
 
-bool RunCheckpoints::is_due(std::int64_t number) {
+bool Checkpoints::is_due(std::int64_t number) {
   due_ = folder_ && (due_ || number % every_ == 0);
   return due_ && !folder_->is_writing();
 }
 
-void RunCheckpoints::save(io::TrainingCheckpoint checkpoint) {
+void Checkpoints::save(io::TrainingCheckpoint checkpoint) {
   if (!folder_) {
     return;
   }
@@ -153,12 +156,14 @@ void RunCheckpoints::save(io::TrainingCheckpoint checkpoint) {
   folder_->save(checkpoint);
   due_ = false;
   if (const std::string error = folder_->take_error(); !error.empty()) {
-    print_error(program_, error + "; training continues", 0);
+    detail::warn(names_.program, error + "; training continues");
   }
 }
 
-void RunCheckpoints::finish() {
+void Checkpoints::finish() {
   if (folder_) {
     folder_->finish();
   }
 }
+
+}  // namespace mica::train

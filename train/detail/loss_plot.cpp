@@ -1,11 +1,13 @@
-#include "examples/train_transformer/loss_plot.h"
-
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
+
+#include <mica/train/detail/loss_plot.h>
+
+namespace mica::train::detail {
 
 namespace {
 
@@ -34,11 +36,11 @@ struct Axis {
   double at(double value, double from, double to) const { return from + (value - low) / (high - low) * (to - from); }
 };
 
-Axis loss_axis(const std::vector<Point>& train, const std::vector<Point>& validation) {
+Axis loss_axis(const std::vector<LossPoint>& train, const std::vector<LossPoint>& validation) {
   double low = std::numeric_limits<double>::infinity();
   double high = -low;
   for (const auto* points : {&train, &validation}) {
-    for (const Point& point : *points) {
+    for (const LossPoint& point : *points) {
       if (std::isfinite(point.y)) {
         low = std::min(low, point.y);
         high = std::max(high, point.y);
@@ -53,12 +55,12 @@ Axis loss_axis(const std::vector<Point>& train, const std::vector<Point>& valida
 }
 
 // Averages neighboring points, to return at most `most`.
-std::vector<Point> thinned(const std::vector<Point>& points, std::size_t most) {
+std::vector<LossPoint> thinned(const std::vector<LossPoint>& points, std::size_t most) {
   const std::size_t each = (points.size() + most - 1) / most;
-  std::vector<Point> means;
+  std::vector<LossPoint> means;
   for (std::size_t begin = 0; begin < points.size(); begin += each) {
     const std::size_t end = std::min(points.size(), begin + each);
-    Point mean{0, 0};
+    LossPoint mean{0, 0};
     for (std::size_t i = begin; i < end; ++i) {
       mean.x += points[i].x / static_cast<double>(end - begin);
       mean.y += points[i].y / static_cast<double>(end - begin);
@@ -78,9 +80,10 @@ std::string line(double x1, double y1, double x2, double y2, const char* color, 
       y2, color, stroke);
 }
 
-std::string curve(const std::vector<Point>& points, const Axis& x, const Axis& y, const char* color, double stroke) {
+std::string curve(const std::vector<LossPoint>& points, const Axis& x, const Axis& y, const char* color,
+                  double stroke) {
   std::string places;
-  for (const Point& point : points) {
+  for (const LossPoint& point : points) {
     if (std::isfinite(point.y)) {
       places += fmt::format("{:.1f},{:.1f} ", x.at(point.x, left, right), y.at(point.y, bottom, top));
     }
@@ -92,7 +95,7 @@ std::string curve(const std::vector<Point>& points, const Axis& x, const Axis& y
 
 }  // namespace
 
-std::string loss_plot(const std::vector<Point>& train, const std::vector<Point>& validation) {
+std::string loss_plot(const std::vector<LossPoint>& train, const std::vector<LossPoint>& validation) {
   double last = 1;
   for (const auto* points : {&train, &validation}) {
     if (!points->empty()) {
@@ -127,7 +130,7 @@ std::string loss_plot(const std::vector<Point>& train, const std::vector<Point>&
 
   svg += curve(thinned(train, 360), x, y, train_color, 1.5);
   svg += curve(validation, x, y, validation_color, 2);
-  for (const Point& point : validation) {
+  for (const LossPoint& point : validation) {
     if (std::isfinite(point.y)) {
       svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"/>\n", x.at(point.x, left, right),
                          y.at(point.y, bottom, top), validation_color);
@@ -142,3 +145,5 @@ std::string loss_plot(const std::vector<Point>& train, const std::vector<Point>&
   svg += text(legend + 36, top + 46.5, "start", "validation");
   return svg + "</svg>\n";
 }
+
+}  // namespace mica::train::detail

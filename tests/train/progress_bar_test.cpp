@@ -1,5 +1,3 @@
-#include "examples/common/progress_bar.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -12,6 +10,7 @@
 #include <thread>
 
 #include <mica/core/progress.h>
+#include <mica/train/progress_bar.h>
 
 using namespace mica;
 
@@ -37,7 +36,7 @@ class Redirected {
 
 // Half of a task that takes longer than the two seconds from which a bar is shown, and one that takes less.
 void run_tasks() {
-  const ProgressBar bar;
+  const train::ProgressBar bar;
   {
     ProgressTask quick("quick", 2);
     std::this_thread::sleep_for(std::chrono::milliseconds(110));

@@ -1,11 +1,11 @@
-#include "examples/common/peak.h"
-
 #include <string>
 #include <string_view>
 
 #include <mica/core/device_info.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/train/detail/peak.h>
 
-using namespace mica;
+namespace mica::train::detail {
 
 namespace {
 
@@ -22,7 +22,7 @@ constexpr Peak peaks[] = {{"H200", 989e12, 494e12, 67e12},
 
 }  // namespace
 
-std::optional<double> peak_flops(Device device, DType dtype, bool tf32) {
+std::optional<double> peak_flops(Device device, DType dtype) {
   if (device.is_cuda()) {
     const std::string name = device_name(device);
     for (const Peak& peak : peaks) {
@@ -31,10 +31,12 @@ std::optional<double> peak_flops(Device device, DType dtype, bool tf32) {
           return peak.half;
         }
         if (dtype == float32) {
-          return tf32 ? peak.tf32 : peak.single;
+          return float32_matmul_precision() == MatmulPrecision::tf32 ? peak.tf32 : peak.single;
         }
       }
     }
   }
   return std::nullopt;
 }
+
+}  // namespace mica::train::detail

@@ -1,20 +1,18 @@
-#include "examples/common/progress_bar.h"
-
 #include <fmt/core.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <string_view>
+#include <cstdlib>
 
-#include "examples/common/program.h"
+#include <mica/train/detail/terminal.h>
+
+namespace mica::train::detail {
 
 namespace {
-
-constexpr double kShortest = 2;  // seconds
-constexpr std::chrono::seconds kBetweenLines{10};
 
 int terminal_width() {
   for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
@@ -38,15 +36,15 @@ std::string bar(double part, int width) {
   return cells;
 }
 
-void put_error(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
-
 }  // namespace
 
+bool shows_on_terminal(int file) {
+  // Open MPI's mpirun gives its ranks a pseudo-terminal, even if its own output is not a terminal.
+  return isatty(file) == 1 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
+}
+
 std::string duration(double seconds) {
-  const auto s = static_cast<std::int64_t>(seconds + 0.5);
+  const std::int64_t s = std::llround(seconds);
   if (s >= 3600) {
     return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
   }
@@ -64,33 +62,12 @@ std::string redrawn_line(double part, std::string text) {
   return fmt::format("\r{}\x1b[K", text);
 }
 
-ProgressBar::ProgressBar()
-    : terminal_(shows_on_terminal(STDERR_FILENO)),
-      observer_([this](const mica::ProgressReport& report) { show(report); }) {}
-
-void ProgressBar::show(const mica::ProgressReport& report) {
-  if (rank_of_messages > 0) {
-    return;
-  }
-  if (report.finished) {
-    if (drawn_) {
-      put_error("\r\x1b[K");
-    }
-    drawn_ = false;
-    next_line_ = {};
-    return;
-  }
-  const double left = report.seconds_left().value_or(kShortest);
-  if (!drawn_ && report.seconds + left < kShortest) {
-    return;
-  }
-  const double part = static_cast<double>(report.done) / static_cast<double>(report.total);
-  const std::string text = fmt::format("{}: {:.0f} %, {} left", report.task, 100 * part, duration(left));
-  if (terminal_) {
-    put_error(redrawn_line(part, text));
-    drawn_ = true;
-  } else if (report.seconds >= kShortest && Clock::now() >= next_line_) {
-    put_error(text + "\n");
-    next_line_ = Clock::now() + kBetweenLines;
-  }
+void warn(std::string_view program, std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  std::fflush(stdout);
+  // One write, since several ranks may write at the same time.
+  const std::string line = fmt::format("{}: {}\n", program, message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
 }
+
+}  // namespace mica::train::detail
