@@ -26,9 +26,12 @@ constexpr int kHeldBlocks = L::kRows == 1 || L::kElements < 16 ? 1
 template <bool kCentered, class T, class W, class L, int V>
 __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
-  __shared__ typename RowMeans<kCentered, S, L>::Shared shared;
+  using Sums = GradientSums<kCentered, S>;
+  using Threads =
+      RowGroup<Sums, L::kOneWarp ? Group::lanes : Group::block, L::kLanes, /*kSeveral=*/false, /*kBuffers=*/2>;
+  __shared__ typename Threads::Shared shared;
   __shared__ S fold[L::kRows > 1 ? L::kWarps * L::kColumns : 1];
-  RowMeans<kCentered, S, L> row_means(shared);
+  Threads threads(shared);
   ColumnSums<kCentered, S, L> column_sums;
   const std::int64_t step = std::int64_t{gridDim.x} * L::kRows;
   for (std::int64_t first = std::int64_t{blockIdx.x} * L::kRows; first < a.rows; first += step) {
@@ -48,9 +51,10 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
       load_weights_at_once<L, V>(a.weight, columns, weights);
     }
     Elements<kCentered, T, L, V> elements;
-    Sums<S> mine{0, 0};
+    Sums mine{};
     elements.set(xs, dys, weights, statistics, mine, column_sums);
-    const Sums<S> means = row_means.of(mine, a.columns);
+    Sums means = threads.all_reduce(mine);
+    means.for_numbers([&](int, S& sum) { sum /= static_cast<S>(a.columns); });
     for_columns<L, V>(columns, [&](int i, int column, bool inside) {
       if (inside) {
         store(a.dx + begin + column, elements.dx_pack(i, means, statistics.rstd));
@@ -112,25 +116,21 @@ __global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
 
 // On the host.
 
-// Calls f.operator()<L>() with the layout that held_layout() chooses.
+// Calls f.operator()<L>() with the layout that held_layout() chooses: it changes only at these numbers of columns.
 template <class T, bool kInPacks, bool kCentered, class F>
 void with_layout(std::int64_t columns, const F& f) {
   constexpr int kMost = kMostHeld<Accumulate<T>>;
-  const HeldLayout layout = held_layout(columns, sizeof(T), kInPacks, kCentered);
-  const auto one_of = [&]<class... L>() {
-    return ((layout == HeldLayout{L::kThreads, L::kBlock, L::kElements} && (f.template operator()<L>(), true)) || ...);
+  const auto up_to = [&]<int... kColumns>() {
+    const auto has = [&]<int kEnd>() {
+      if (columns <= kEnd) {
+        constexpr HeldLayout kLayout = held_layout(kEnd, sizeof(T), kInPacks, kCentered);
+        f.template operator()<Layout<kLayout.threads, kLayout.block, kLayout.elements>>();
+      }
+      return columns <= kEnd;
+    };
+    return (has.template operator()<kColumns>() || ...);
   };
-  bool done = one_of.template operator()<Layout<8, 256, 8>, Layout<32, 256, 8>, Layout<128, 128, 8>,
-                                         Layout<256, 256, kMost>, Layout<512, 512, kMost>>();
-  if constexpr (!kInPacks && sizeof(T) <= 4) {
-    done = done || one_of.template operator()<Layout<32, 256, 16>>();
-  } else if constexpr (kInPacks && kCentered && sizeof(T) == 2) {
-    done = done || one_of.template operator()<Layout<16, 256, 8>>();
-  } else if constexpr (kInPacks && kCentered && sizeof(T) == 4) {
-    done = done || one_of.template operator()<Layout<32, 256, 4>>();
-  } else if constexpr (kInPacks) {
-    done = done || one_of.template operator()<Layout<128 / kMost, 256, kMost>, Layout<256 / kMost, 256, kMost>>();
-  }
+  const bool done = up_to.template operator()<64, 128, 256, 512, 1024, 256 * kMost, 512 * kMost>();
   check(done, "norm_backward: there is no layout for rows of {}", columns);
 }
 
