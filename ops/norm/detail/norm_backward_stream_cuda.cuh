@@ -327,8 +327,8 @@ class StreamedBackward {
     }
   }
 
-  /// The index in the partial sums of the block's first column, in its row.
-  __device__ std::int64_t first_partial() const { return at_.partial_row(p_) * a_.columns + at_.begin; }
+  /// The index in the partial sums of the block's first column, in its row: each team has one.
+  __device__ std::int64_t first_partial() const { return Shape::Place::team(p_) * a_.columns + at_.begin; }
 
   /// Whether the thread's sums go through shared memory, since several threads have the same columns.
   __device__ bool folds_in_memory() const { return kLanes < kWarp || p_.groups > 1; }

@@ -52,17 +52,18 @@ class RowsAhead {
     unpack(ring_.at(place, matrix, i), result);
   }
 
-  __device__ static int next(int place) { return place + 1 == Shape::D ? 0 : place + 1; }
+  __device__ static int next(int place) { return Ring::next(place); }
 
  private:
   static_assert(kMatrices == 2 || kMatrices == 3);
+  using Ring = RowRing<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes>;
   static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
 
   const BackwardRows<T, W>& a_;
   const typename Shape::Place at_;
   std::int64_t row_;   // the next row to be copied
   std::int64_t from_;  // the index of the next element to be copied
-  RowRing<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes> ring_;
+  Ring ring_;
 };
 
 }  // namespace mica::kernels::norm_cuda

@@ -51,8 +51,6 @@ struct StreamPlace {
   __device__ static int teams(const StreamPlan& p) { return gridDim.x / (kGroup == Group::cluster ? p.cluster : 1); }
   __device__ static int team(const StreamPlan& p) { return blockIdx.x / (kGroup == Group::cluster ? p.cluster : 1); }
   __device__ static int block_rank() { return kGroup == Group::cluster ? cuda::cluster_rank() : 0; }
-  /// The number of the row of partial sums of these rows.
-  __device__ int partial_row(const StreamPlan& p) const { return team(p); }
 };
 
 /// The sizes of a kernel that streams rows, in packs of V columns.
