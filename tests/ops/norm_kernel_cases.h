@@ -40,7 +40,7 @@ inline NormKernel kernel_of(const kernels::NormForwardPlan& p) {
     case kernels::NormForwardPlan::Kernel::held: return {fmt::format("norm_forward_held_kernel<{}>", kind), arguments};
     case kernels::NormForwardPlan::Kernel::looped: break;
   }
-  return {"norm_forward_looped_kernel", {p.pack}};
+  return {"norm_forward_looped_kernel", {}};
 }
 
 inline NormKernel kernel_of(const kernels::norm_cuda::NormBackwardPlan& p,
@@ -56,7 +56,7 @@ inline NormKernel kernel_of(const kernels::norm_cuda::NormBackwardPlan& p,
     case looped:
     case none: break;
   }
-  return {"norm_backward_looped_kernel", {p.pack}};
+  return {"norm_backward_looped_kernel", {}};
 }
 
 struct NormKernelCase {
@@ -124,7 +124,7 @@ inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool cen
                                                  .centered = centered,
                                                  .packs = is_packed(c),
                                                  .clusters = gpu_has_clusters()});
-  const HeldLayout layout = held_layout(c.columns, size, is_packed(c), centered);
+  const HeldLayout layout = held_layout(c.columns, size, p.pack > 1, centered);
   const bool reuses = p.kernel == NormBackwardKernel::streamed ? c.rows > kMeetings * p.teams * p.stream.groups
                                                                : c.rows > p.partial_rows * layout.rows();
   smallest.offer(kernel_of(p, layout), c, reuses);

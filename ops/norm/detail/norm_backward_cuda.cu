@@ -154,12 +154,12 @@ void norm_backward(Cuda, const NormBackward& args) {
   }
   const NormBackwardPlan plan = plan_of(args, GradientSource::y);
   if (plan.kernel == NormBackwardKernel::looped) {
-    backward_not_streamed(args, plan, {});
+    backward_looped(args);
     return backward_parameters(args);
   }
   const Tensor partials = allocate_partials(args, plan.partial_rows);
   plan.kernel == NormBackwardKernel::streamed ? backward_streamed(args, plan, partials)
-                                              : backward_not_streamed(args, plan, partials);
+                                              : backward_held(args, plan, partials);
   add_partials(args, partials);
 }
 

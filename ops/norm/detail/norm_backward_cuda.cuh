@@ -172,7 +172,10 @@ void backward_parameters(const NormBackward& args);
 void backward_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 void backward_streamed_sum(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
-/// Stage 1 for rows that do not stream: computes dx and the partial sums; for looped rows, dx only.
-void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
+/// Stage 1 for rows that are held in registers: computes dx and the partial sums.
+void backward_held(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
+
+/// Computes dx of rows of any length.
+void backward_looped(const NormBackward& args);
 
 }  // namespace mica::kernels::norm_cuda

@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
 }
 
 // Computes dx only. A block processes a whole row, which it reads twice.
-template <bool kCentered, class T, class W, int V>
-__global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
+template <bool kCentered, class T, class W>
+__global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
     norm_backward_looped_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
   using Threads = RowGroup<RowSums<S, 2>, Group::block, kWarp, /*kSeveral=*/false, /*kBuffers=*/2>;
@@ -75,41 +75,23 @@ __global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const auto statistics = a.template statistics<kCentered>(row);
     const T* const rows[] = {a.x + row * a.columns, a.dy + row * a.columns};
-    // Calls f(column, x̂, g) for each of the thread's packs.
+    // Calls f(column, x̂, g) for each of the thread's elements.
     const auto for_terms = [&](const auto& f) {
-      for_packs<V>(rows, a.columns, [&](std::int64_t column, const Pack<T, V>(&packs)[2]) {
-        S x_hat[V];
-        S g[V];
-        S w[V];
-        unpack(packs[0], x_hat);
-        unpack(packs[1], g);
-        unpack(load_or<V>(a.weight, column, 1), w);
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          x_hat[j] = statistics.x_hat(x_hat[j]);
-          g[j] *= w[j];
-        }
-        f(column, x_hat, g);
+      for_packs<1>(rows, a.columns, [&](std::int64_t column, const Pack<T, 1>(&packs)[2]) {
+        const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+        f(column, statistics.x_hat(static_cast<S>(packs[0].at[0])), static_cast<S>(packs[1].at[0]) * w);
       });
     };
     RowSums<S, 2> sums{};
-    for_terms([&](std::int64_t, const S(&x_hat)[V], const S(&g)[V]) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        sums.at[0] += kCentered ? g[j] : S(0);
-        sums.at[1] = fma(g[j], x_hat[j], sums.at[1]);
-      }
+    for_terms([&](std::int64_t, S x_hat, S g) {
+      sums.at[0] += kCentered ? g : S(0);
+      sums.at[1] = fma(g, x_hat, sums.at[1]);
     });
     sums = threads.all_reduce(sums);
     const S g_mean = sums.at[0] / static_cast<S>(a.columns);
     const S gx_mean = sums.at[1] / static_cast<S>(a.columns);
-    for_terms([&](std::int64_t column, const S(&x_hat)[V], const S(&g)[V]) {
-      S dx[V];
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        dx[j] = (g[j] - g_mean - x_hat[j] * gx_mean) * statistics.rstd;
-      }
-      store(a.dx + row * a.columns + column, pack_of<T>(dx));
+    for_terms([&](std::int64_t column, S x_hat, S g) {
+      a.dx[row * a.columns + column] = static_cast<T>((g - g_mean - x_hat * gx_mean) * statistics.rstd);
     });
   }
 }
@@ -130,30 +112,33 @@ void with_layout(std::int64_t columns, const F& f) {
     };
     return (has.template operator()<kColumns>() || ...);
   };
-  const bool done = up_to.template operator()<64, 128, 256, 512, 1024, 256 * kMost, 512 * kMost>();
+  const bool done = up_to.template operator()<64, 128, 256, 32 * kMost, 128 * kMost, 512 * kMost>();
   check(done, "norm_backward: there is no layout for rows of {}", columns);
 }
 
 template <int V, bool kCentered, class T, class W>
-void launch(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
-  if (plan.kernel == NormBackwardKernel::looped) {
-    norm_backward_looped_kernel<kCentered, T, W, V><<<grid_of(a.rows), kLoopThreads, 0, cuda::current_stream()>>>(a);
-    cuda::check_launch("norm_backward_looped_kernel");
-  } else {
-    with_layout<T, (V > 1), kCentered>(a.columns, [&]<class L>() {
-      norm_backward_held_kernel<kCentered, T, W, L, V>
-          <<<grid_of(plan.partial_rows), L::kBlock, 0, cuda::current_stream()>>>(a);
-      cuda::check_launch("norm_backward_held_kernel");
-    });
-  }
+void launch_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
+  with_layout<T, (V > 1), kCentered>(a.columns, [&]<class L>() {
+    norm_backward_held_kernel<kCentered, T, W, L, V>
+        <<<grid_of(plan.partial_rows), L::kBlock, 0, cuda::current_stream()>>>(a);
+    cuda::check_launch("norm_backward_held_kernel");
+  });
 }
 
 }  // namespace
 
-void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
+void backward_held(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
   on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
     const auto a = rows_of<T, W>(args, partials);
-    plan.pack == 1 ? launch<1, kCentered>(a, plan) : launch<16 / sizeof(T), kCentered>(a, plan);
+    with_pack<T>(plan.pack > 1, [&]<int V>() { launch_held<V, kCentered>(a, plan); });
+  });
+}
+
+void backward_looped(const NormBackward& args) {
+  on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
+    norm_backward_looped_kernel<kCentered, T, W>
+        <<<grid_of(args.rows), kLoopThreads, 0, cuda::current_stream()>>>(rows_of<T, W>(args, {}));
+    cuda::check_launch("norm_backward_looped_kernel");
   });
 }
 

@@ -273,7 +273,7 @@ void backward_parameters(const NormBackward& args) {
   }
   const bool packs = fit_packs(args.columns, args.x.dtype(), args.dy, args.x);
   on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
-    packs ? launch<kCentered, T, W, 16 / sizeof(T)>(args) : launch<kCentered, T, W, 1>(args);
+    with_pack<T>(packs, [&]<int V>() { launch<kCentered, T, W, V>(args); });
   });
 }
 

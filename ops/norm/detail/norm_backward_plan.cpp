@@ -178,8 +178,10 @@ std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
 
 }  // namespace
 
-NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
-  if (c.size <= 4 && c.clusters) {
+NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
+  NormBackwardCase c = given;
+  c.packs = c.packs && c.size <= 4;
+  if (c.clusters) {
     const StreamShape shape = shape_of(c);
     const StreamPlan stream = stream_plan(c, shape);
     if (stream.threads > 0) {
@@ -195,9 +197,8 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
   if (c.source != GradientSource::y) {
     return {};
   }
-  const int pack = c.packs ? 16 / c.size : 1;
   if (c.columns > 512 * 64 / std::max(c.size, 4)) {
-    return {.kernel = NormBackwardKernel::looped, .pack = pack};
+    return {.kernel = NormBackwardKernel::looped};
   }
   const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
   // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x. With single
@@ -207,7 +208,9 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
                      : layout.threads == 32 ? 2 * kPersistentBlocks
                                             : 3 * kPersistentBlocks;
   const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
-  return {.kernel = NormBackwardKernel::held, .partial_rows = std::min<std::int64_t>(wanted, blocks), .pack = pack};
+  return {.kernel = NormBackwardKernel::held,
+          .partial_rows = std::min<std::int64_t>(wanted, blocks),
+          .pack = c.packs ? 16 / c.size : 1};
 }
 
 namespace {

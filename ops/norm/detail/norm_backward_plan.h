@@ -26,7 +26,7 @@ struct NormBackwardCase {
   int size;         // of an element of x, in bytes
   int weight_size;  // of an element of weight and bias, in bytes
   bool centered;    // a layer norm, which may have a bias
-  bool packs;       // rows can be read in packs of 16 bytes
+  bool packs;       // rows can be read in packs of 16 bytes; float64 is not
   bool clusters;    // the GPU has compute capability 9.0
   GradientSource source = GradientSource::y;
 };
@@ -134,26 +134,20 @@ struct HeldLayout {
   bool operator==(const HeldLayout&) const = default;
 };
 
-/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes; then fewer
-/// threads share a short row, and each reads several packs. A layer norm (`centered`) also has sums for its bias, which
-/// take registers, so its threads hold fewer elements; the order of a row's sums is the same as with 32 threads per
-/// row.
+/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes. Short
+/// float32 rows in packs are all that an H200 does not stream, so they have layouts of their own: in an RMS norm, fewer
+/// threads share a row, and each reads several packs; a layer norm (`centered`) also has sums for its bias, which take
+/// registers.
 constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, bool centered) {
   const int most = 64 / (size < 4 ? 4 : size);
-  if (packs && !centered && columns > 64 && columns <= 256) {
-    return {(columns <= 128 ? 128 : 256) / most, 256, most};
+  if (packs && size == 4 && columns > 64 && columns <= 256 && (!centered || columns <= 128)) {
+    return centered ? HeldLayout{32, 256, 4} : HeldLayout{columns <= 128 ? 8 : 16, 256, most};
   }
-  if (!packs && columns > 256 && columns <= 512 && size <= 4) {
-    return {32, 256, 16};  // a warp for each row, so that more rows are in flight
-  }
-  if (packs && centered && columns > 64 && columns <= 128 && size <= 4) {
-    return size == 2 ? HeldLayout{16, 256, 8} : HeldLayout{32, 256, 4};
-  }
-  return columns <= 64           ? HeldLayout{8, 256, 8}
-         : columns <= 256        ? HeldLayout{32, 256, 8}
-         : columns <= 1024       ? HeldLayout{128, 128, 8}
-         : columns <= 256 * most ? HeldLayout{256, 256, most}
-                                 : HeldLayout{512, 512, most};
+  const int of_warp = packs ? 8 : most;  // elements of each lane, if a warp shares the row
+  return columns <= 64             ? HeldLayout{8, 256, 8}
+         : columns <= 32 * of_warp ? HeldLayout{32, 256, of_warp}
+         : columns <= 128 * most   ? HeldLayout{128, 128, most}
+                                   : HeldLayout{512, 512, most};
 }
 
 /// How dweight and dbias are computed without dx.

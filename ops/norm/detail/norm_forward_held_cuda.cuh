@@ -548,13 +548,11 @@ template <class T, int V, bool kCentered, bool kAdds>
 using HeldKernels = std::conditional_t<
     V == 1, norm_forward_kernels::HeldUnaligned,
     std::conditional_t<
-        sizeof(T) == 8, norm_forward_kernels::HeldOfFloat64,
-        std::conditional_t<
-            sizeof(T) == 2,
-            std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOf16Bits, norm_forward_kernels::HeldOf16Bits>,
-            std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOfFloat32,
-                               std::conditional_t<kCentered, norm_forward_kernels::HeldOfFloat32,
-                                                  norm_forward_kernels::HeldOfFloat32NotCentered>>>>>;
+        sizeof(T) == 2,
+        std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOf16Bits, norm_forward_kernels::HeldOf16Bits>,
+        std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOfFloat32,
+                           std::conditional_t<kCentered, norm_forward_kernels::HeldOfFloat32,
+                                              norm_forward_kernels::HeldOfFloat32NotCentered>>>>;
 
 /// Launches the kernel that the plan has chosen.
 template <int V, class N, class T, class W>

@@ -13,7 +13,6 @@ namespace {
 using norm_forward_kernels::HeldOf16Bits;
 using norm_forward_kernels::HeldOfFloat32;
 using norm_forward_kernels::HeldOfFloat32NotCentered;
-using norm_forward_kernels::HeldOfFloat64;
 using norm_forward_kernels::HeldSumsOf16Bits;
 using norm_forward_kernels::HeldSumsOfFloat32;
 using norm_forward_kernels::HeldUnaligned;
@@ -86,12 +85,9 @@ constexpr Line kHeldSumsFloat32[] = {
     {256, HeldSumsOfFloat32::get(by_warp(2))},    {384, HeldSumsOfFloat32::get(by_warp(3))},
     {512, HeldSumsOfFloat32::get(by_warp(4))},    {2048, HeldSumsOfFloat32::get(by_block(2))},
     {kAny, HeldSumsOfFloat32::get(by_block(4))}};
-constexpr Line kHeldFloat64[] = {{64, HeldOfFloat64::get(by_lanes(8, 4))},
-                                 {512, HeldOfFloat64::get(by_warp(8))},
-                                 {kAny, HeldOfFloat64::get(by_block(8))}};
-constexpr Line kHeldUnaligned[] = {{64, HeldUnaligned::get(by_lanes(8, 8))}, {128, HeldUnaligned::get(by_warp(4))},
-                                   {256, HeldUnaligned::get(by_warp(8))},    {512, HeldUnaligned::get(by_warp(16))},
-                                   {kAny, HeldUnaligned::get(by_block(16))}, {kAny, HeldUnaligned::get(by_block(8))}};
+constexpr Line kHeldUnaligned[] = {{64, HeldUnaligned::get(by_lanes(8, 8))},
+                                   {512, HeldUnaligned::get(by_warp(16))},
+                                   {kAny, HeldUnaligned::get(by_block(16))}};
 
 // Rows in the registers of a cluster. Those of large matrices were measured on an H200, others on an H100.
 constexpr RowKernel kCluster2Of16Bits = HeldOf16Bits::get(by_cluster(2));
@@ -168,7 +164,7 @@ Plan plan_of(Plan::Kernel kernel, const NormShape& s, Table table) {
 }
 
 Plan short_plan(const NormShape& s) {
-  if (s.adds || !s.aligned || size_of(s.x) > 4) {
+  if (s.adds || !s.aligned) {
     return {};
   }
   return plan_of(Plan::Kernel::short_rows, s,
@@ -183,12 +179,10 @@ Plan held_plan(const NormShape& s) {
     if (!s.aligned) {
       return s.adds ? Table() : Table(kHeldUnaligned);
     }
-    switch (size_of(s.x)) {
-      case 2: return s.adds ? Table(kHeldSums16Bits) : Table(kHeld16Bits);
-      case 4:
-        return s.adds ? Table(kHeldSumsFloat32) : s.centered ? Table(kHeldFloat32) : Table(kHeldFloat32NotCentered);
-      default: return s.adds ? Table() : Table(kHeldFloat64);
+    if (size_of(s.x) == 2) {
+      return s.adds ? Table(kHeldSums16Bits) : Table(kHeld16Bits);
     }
+    return s.adds ? Table(kHeldSumsFloat32) : s.centered ? Table(kHeldFloat32) : Table(kHeldFloat32NotCentered);
   };
   return plan_of(Plan::Kernel::held, s, table());
 }
@@ -242,7 +236,7 @@ Plan at_once_plan(const NormShape& s, const Plan& p) {
 
 /// The plan for rows that a cluster holds in registers.
 Plan cluster_plan(const NormShape& s) {
-  if (!s.aligned || !s.clusters || s.adds || size_of(s.x) > 4 || s.rows > INT_MAX / 2) {  // rows are counted in int
+  if (!s.aligned || !s.clusters || s.adds || s.rows > INT_MAX / 2) {  // rows are counted in int
     return {};
   }
   const bool is_16_bits = size_of(s.x) == 2;
@@ -330,9 +324,11 @@ Plan group_plan(const NormShape& s) {
 
 }  // namespace
 
-NormForwardPlan norm_forward_plan(const NormShape& s) {
+NormForwardPlan norm_forward_plan(const NormShape& shape) {
+  NormShape s = shape;
+  s.aligned = s.aligned && size_of(s.x) <= 4;
   Plan p = group_plan(s);
-  p.pack = pack_of(s);
+  p.pack = p.kernel == Plan::Kernel::looped ? 1 : pack_of(s);
   switch (p.kernel) {
     case Plan::Kernel::short_rows:
       p.schedule = is_single_short_wave(s, p) ? Schedule::single_wave : Schedule::persistent;

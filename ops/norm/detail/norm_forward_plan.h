@@ -20,7 +20,7 @@ struct NormShape {
   bool parameters;  // whether weight and, if centered, bias are defined
   bool centered;    // layer norm; else RMS norm
   bool adds;        // whether a sum is computed, written and normalized
-  bool aligned;     // whether rows can be accessed in packs of 16 bytes; otherwise a pack is a single element
+  bool aligned;     // whether rows can be accessed in packs of 16 bytes; else, or in float64, a pack is one element
   bool clusters;    // whether the GPU has thread block clusters (compute capability 9.0)
   int multiprocessors;
 };
@@ -66,11 +66,11 @@ constexpr bool shares_parameters(const NormForwardKind& k) {
 constexpr bool has_schedule(const NormForwardKind& k, const rows::RowKernel& shape, rows::Schedule schedule) {
   const bool warps = shape.group == rows::Group::block || shape.group == rows::Group::cluster;
   const bool cluster = shape.group == rows::Group::cluster;
-  const bool persistent = k.aligned && k.size <= 4 &&
-                          (cluster || shares_parameters(k) || (k.centered && !k.adds && warps && shape.packs == 2));
+  const bool persistent =
+      k.aligned && (cluster || shares_parameters(k) || (k.centered && !k.adds && warps && shape.packs == 2));
   const bool must_persist = persistent && (cluster || !warps);
   switch (schedule) {
-    case rows::Schedule::single_wave: return k.aligned && k.size <= 4 && shape.packs > 1 && (cluster || !must_persist);
+    case rows::Schedule::single_wave: return k.aligned && shape.packs > 1 && (cluster || !must_persist);
     case rows::Schedule::many_waves: return !must_persist;
     case rows::Schedule::persistent: return persistent;
   }
@@ -101,8 +101,7 @@ using HeldOfFloat32 =
 using HeldOfFloat32NotCentered = Kernels<by_block(4), by_block(8), by_cluster(4), by_cluster(8)>;
 using HeldSumsOfFloat32 =
     Kernels<by_lanes(8, 2), by_warp(1), by_warp(2), by_warp(3), by_warp(4), by_block(2), by_block(4)>;
-using HeldOfFloat64 = Kernels<by_lanes(8, 4), by_warp(8), by_block(8)>;
-using HeldUnaligned = Kernels<by_lanes(8, 8), by_warp(4), by_warp(8), by_warp(16), by_block(8), by_block(16)>;
+using HeldUnaligned = Kernels<by_lanes(8, 8), by_warp(16), by_block(16)>;
 
 }  // namespace norm_forward_kernels
 
