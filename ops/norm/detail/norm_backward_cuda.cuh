@@ -18,12 +18,10 @@ namespace mica::kernels::norm_cuda {
 using namespace rows;
 
 /// The differences between the norms' backward kernels.
-template <bool kCentered_, GradientSource kSource_>
+template <bool kCentered_, bool kAdds_>
 struct NormBackwardPolicy {
   static constexpr bool kCentered = kCentered_;  // x̂ = (x − mean) · rstd, and there may be a bias; else x · rstd
-  static constexpr GradientSource kSource = kSource_;
-  static constexpr bool kAdds = kSource != GradientSource::y;  // adds dsum to dx
-  static constexpr bool kDrops = kSource == GradientSource::y_and_dropped_sum;
+  static constexpr bool kAdds = kAdds_;          // adds dsum to dx, to which dropout may be applied as well
   static constexpr int kMatrices = kAdds ? 3 : 2;  // matrices that are read: x, dy and, if kAdds, dsum
 };
 
@@ -62,7 +60,7 @@ struct BackwardRows {
   W* dweight;            // (N)
   W* dbias;              // (N)
   const T* dsum;         // (M, N)
-  T* dx_dropped;         // (M, N)
+  T* dx_dropped;         // (M, N); null without dropout
   T* dx_bias;            // (N)
   std::uint64_t policy;  // for loads, of the L2 cache
   PhiloxKey key;         // for dropout, like threshold and scale

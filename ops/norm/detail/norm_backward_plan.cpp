@@ -11,7 +11,6 @@ constexpr std::int64_t kShortRow = 256;
 using norm_backward_kernels::by_block;
 using norm_backward_kernels::by_cluster;
 using norm_backward_kernels::by_lanes;
-using norm_backward_kernels::DroppedSumsOf16Bits;
 using norm_backward_kernels::Of16Bits;
 using norm_backward_kernels::OfFloat32;
 using norm_backward_kernels::SumsOf16Bits;
@@ -88,19 +87,17 @@ StreamShape shape_of_float32(std::int64_t columns) {
 }
 
 // The same for rows of three matrices: x, dy and dsum.
-template <class List>
-StreamShape shape_of_sums_of_16_bits(std::int64_t columns, bool drops) {
+StreamShape shape_of_sums_of_16_bits(std::int64_t columns) {
   if (columns <= kShortRow) {
-    return shape_of_short_rows<List, 1>(columns);
+    return shape_of_short_rows<SumsOf16Bits, 1>(columns);
   }
-  if (columns <= 8192) {
-    return {columns <= 1536 ? List::get(by_block(1, 4)) : List::get(by_block(2, 2))};
-  }
-  if (columns <= 12288 && !drops) {
-    return {SumsOf16Bits::get(by_block(3, 2))};
+  if (columns <= 12288) {
+    return {columns <= 1536   ? SumsOf16Bits::get(by_block(1, 4))
+            : columns <= 8192 ? SumsOf16Bits::get(by_block(2, 2))
+                              : SumsOf16Bits::get(by_block(3, 2))};
   }
   const int cluster = cluster_of(columns, 16);
-  return cluster == 0 ? kNone : StreamShape{List::get(by_cluster(2, 4)), cluster};
+  return cluster == 0 ? kNone : StreamShape{SumsOf16Bits::get(by_cluster(2, 4)), cluster};
 }
 StreamShape shape_of_sums_of_float32(std::int64_t columns) {
   if (columns <= kShortRow) {
@@ -117,21 +114,13 @@ StreamShape shape_of(const NormBackwardCase& c) {
   if (!c.packs) {
     return kNone;
   }
-  const bool is_short = c.columns <= kShortRow;
-  if (c.size == 4) {
-    if (c.source == GradientSource::y) {
-      return is_short ? kNone : shape_of_float32(c.columns);
-    }
-    return shape_of_sums_of_float32(c.columns);
+  if (c.adds) {
+    return c.size == 2 ? shape_of_sums_of_16_bits(c.columns) : shape_of_sums_of_float32(c.columns);
   }
-  switch (c.source) {
-    case GradientSource::y:
-      return is_short ? shape_of_short_rows<Of16Bits, 1>(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
-    case GradientSource::y_and_sum: return shape_of_sums_of_16_bits<SumsOf16Bits>(c.columns, /*drops=*/false);
-    case GradientSource::y_and_dropped_sum:
-      return shape_of_sums_of_16_bits<DroppedSumsOf16Bits>(c.columns, /*drops=*/true);
+  if (c.columns <= kShortRow) {
+    return c.size == 2 ? shape_of_short_rows<Of16Bits, 1>(c.columns) : kNone;
   }
-  return kNone;
+  return c.size == 2 ? shape_of_16_bits(c.columns, c.weight_size) : shape_of_float32(c.columns);
 }
 
 // The number of teams to launch: blocks, or clusters.
@@ -152,9 +141,9 @@ StreamPlan stream_plan(const NormBackwardCase& c, const StreamShape& shape) {
   p.slab = static_cast<int>((c.columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
   p.threads = kernel.group == Group::warp ? kernel.lanes : (p.slab + elements * 32 - 1) / (elements * 32) * 32;
   p.groups = std::max(1, kMostThreads / p.threads);
-  const bool drops = c.source == GradientSource::y_and_dropped_sum;
-  const int matrices = c.source == GradientSource::y ? 2 : 3;
-  p.kept_bytes = weights_in_registers(elements, kernel.lanes, drops) ? 0 : p.threads * elements * c.weight_size;
+  const int matrices = c.adds ? 3 : 2;
+  const bool in_registers = weights_in_registers(elements, kernel.lanes, c.adds && c.size == 4);
+  p.kept_bytes = in_registers ? 0 : p.threads * elements * c.weight_size;
   const int chunk_bytes = p.block() * elements / kernel.chunks * matrices * c.size;
   // Rows of partials that a block adds up.
   const int folds = std::max(1, p.block() / std::max(32, p.threads));
@@ -194,7 +183,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
               .stream = stream};
     }
   }
-  if (c.source != GradientSource::y) {
+  if (c.adds) {
     return {};
   }
   if (c.columns > 512 * 64 / std::max(c.size, 4)) {

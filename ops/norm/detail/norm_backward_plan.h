@@ -9,10 +9,6 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Where the gradient of the normalized matrix comes from: from y alone, or from y and from the sum itself, whose
-/// gradient (dsum) is added. With y_and_dropped_sum, there is a second result, to which dropout is applied.
-enum class GradientSource { y, y_and_sum, y_and_dropped_sum };
-
 enum class NormBackwardKernel {
   streamed,  // rows stream through shared memory
   held,      // rows are held in registers
@@ -23,12 +19,12 @@ enum class NormBackwardKernel {
 struct NormBackwardCase {
   std::int64_t rows;
   std::int64_t columns;
-  int size;         // of an element of x, in bytes
-  int weight_size;  // of an element of weight and bias, in bytes
-  bool centered;    // a layer norm, which may have a bias
-  bool packs;       // rows can be read in packs of 16 bytes; float64 is not
-  bool clusters;    // the GPU has compute capability 9.0
-  GradientSource source = GradientSource::y;
+  int size;           // of an element of x, in bytes
+  int weight_size;    // of an element of weight and bias, in bytes
+  bool centered;      // a layer norm, which may have a bias
+  bool packs;         // rows can be read in packs of 16 bytes; float64 is not
+  bool clusters;      // the GPU has compute capability 9.0
+  bool adds = false;  // of a sum, which has a gradient of its own (dsum) besides that through y
 };
 
 constexpr int kMostThreads = 512;          // of a block that streams rows
@@ -58,7 +54,7 @@ struct StreamKernel {
   bool operator==(const StreamKernel&) const = default;
 };
 
-// The kernels, by the size of an element and by GradientSource.
+// The kernels, by the size of an element; those of sums also read dsum.
 namespace norm_backward_kernels {
 
 using rows::Group;
@@ -75,8 +71,6 @@ using Of16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 
                          by_cluster(4, 6, 2)>;
 using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2),
                              by_block(3, 2), by_cluster(2, 4)>;
-using DroppedSumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4),
-                                    by_block(2, 2), by_cluster(2, 4)>;
 using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(4, 3), by_cluster(6, 5, 3), by_cluster(8, 5, 4)>;
 using SumsOfFloat32 = Kernels<by_lanes(8, 2, 4), by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2),
                               by_cluster(2, 4)>;
@@ -102,9 +96,9 @@ struct StreamPlan {
 };
 
 /// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, if
-/// `lanes` lanes of a warp share a row. `drops`: dropout is applied.
-constexpr bool weights_in_registers(int elements, int lanes, bool drops) {
-  return elements <= (lanes < 32 ? 8 : 16) && !drops;
+/// `lanes` lanes of a warp share a row. Sums of float32 (`float_sums`) need the registers for dropout.
+constexpr bool weights_in_registers(int elements, int lanes, bool float_sums) {
+  return elements <= (lanes < 32 || float_sums ? 8 : 16);
 }
 
 struct NormBackwardPlan {

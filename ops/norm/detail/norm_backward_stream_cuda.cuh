@@ -47,9 +47,6 @@ class StreamedBackward {
         statistics_(a, at_),
         weights_(a.weight, p, at_, memory),
         reciprocal_(1.0f / static_cast<float>(a.columns)) {
-    if constexpr (Policy::kDrops) {
-      key_ = absolute_key(a.key);
-    }
     meeting_.open();
     cuda::allow_dependents();
   }
@@ -101,12 +98,11 @@ class StreamedBackward {
   static constexpr bool kCentered = Policy::kCentered;
   // Whether pass 1 of a row precedes pass 2 of the previous row.
   static constexpr bool kAhead = kGroup == Group::cluster && D >= 2 * C;
-  // If a thread has at most this many elements of a row, x̂ and g can stay in registers.
-  static constexpr int kMostHeldElements = Policy::kDrops ? 8 : 16;
-  static constexpr bool kHeld = kGroup != Group::cluster && C == 1 && kElements <= kMostHeldElements;
+  // Whether x̂ and g of a row stay in registers: a thread has room for this many elements.
+  static constexpr bool kHeld = kGroup != Group::cluster && C == 1 && kElements <= 16;
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
   static constexpr bool kFetchEarly = kHeld && !Policy::kAdds;
-  static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, kLanes, Policy::kDrops);
+  static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, kLanes, Policy::kAdds && sizeof(T) == 4);
   // Pass 1 skips absent packs by branches.
   static constexpr bool kBranches = !kWeightsInRegisters || Policy::kAdds;
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
@@ -235,9 +231,11 @@ class StreamedBackward {
     if (!Policy::kAdds || a_.dx != nullptr) {
       store_pack(a_.dx + element, pack_of<T>(values));
     }
-    if constexpr (Policy::kDrops) {
-      drop_pack(values, element, key_, a_.threshold, a_.scale);
-      store_pack(a_.dx_dropped + element, pack_of<T>(values));
+    if constexpr (Policy::kAdds) {
+      if (a_.dx_dropped != nullptr) {
+        drop_pack(values, element, absolute_key(a_.key), a_.threshold, a_.scale);
+        store_pack(a_.dx_dropped + element, pack_of<T>(values));
+      }
     }
     if constexpr (kSumsDx) {
 #pragma unroll
@@ -345,7 +343,6 @@ class StreamedBackward {
   StatisticsAhead<T, W, kCentered, Shape> statistics_;
   const Weights<W, Shape, kWeightsInRegisters> weights_;
   const float reciprocal_;
-  PhiloxKey key_{};
   float dweight_[kElements] = {};
   float dbias_[kCentered ? kElements : 1] = {};
   float dx_bias_[kSumsDx ? kElements : 1] = {};
@@ -370,9 +367,7 @@ template <class Policy, class T>
 using StreamKernels = std::conditional_t<
     sizeof(T) == 4,
     std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOfFloat32, norm_backward_kernels::OfFloat32>,
-    std::conditional_t<
-        Policy::kDrops, norm_backward_kernels::DroppedSumsOf16Bits,
-        std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOf16Bits, norm_backward_kernels::Of16Bits>>>;
+    std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOf16Bits, norm_backward_kernels::Of16Bits>>;
 
 /// Launches the kernel that the plan has chosen.
 template <class Policy, class T, class W>

@@ -16,15 +16,12 @@ namespace mica::kernels::norm_cuda {
 
 using namespace rows;
 
-// What is normalized: x, or the sum residual + x + x_bias, with or without dropout of x + x_bias. Sums are also
-// written.
-enum class Source { x, sum, dropped_sum };
-
-// The kind of norm and its source, as one template argument of the kernels.
-template <bool kCentered_, Source kSource_ = Source::x>
+// The kind of norm, as one template argument of the kernels. With kAdds, the sum residual + x + x_bias is normalized,
+// and written as well; otherwise x is. Dropout may be applied to x + x_bias.
+template <bool kCentered_, bool kAdds_ = false>
 struct Norm {
   static constexpr bool kCentered = kCentered_;
-  static constexpr Source kSource = kSource_;
+  static constexpr bool kAdds = kAdds_;
 };
 
 template <class T, class W>
@@ -44,20 +41,19 @@ struct Forward {
   std::uint64_t policy;  // for loads of x, of the L2 cache
 };
 
-// The operands of sums, for Source::sum and Source::dropped_sum. They are a separate struct, so that kernels for x have
-// fewer arguments.
+// The operands of sums. They are a separate struct, so that kernels for x have fewer arguments.
 template <class T>
 struct Addends {
   const T* residual;
   const T* x_bias;  // null: 0
   T* sum;
-  PhiloxKey key;
-  std::uint32_t threshold;
+  PhiloxKey key;            // for dropout
+  std::uint32_t threshold;  // 0: no dropout
   float scale;
 };
 struct NoAddends {};
 template <class N, class T>
-using AddendsOf = std::conditional_t<N::kSource == Source::x, NoAddends, Addends<T>>;
+using AddendsOf = std::conditional_t<N::kAdds, Addends<T>, NoAddends>;
 
 /// Returns the arguments for `rows` rows from row `begin` on.
 template <class T, class W>
@@ -155,7 +151,7 @@ inline DType parameter_type(const NormForward& args) {
   return (args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x).dtype();
 }
 
-/// Calls f.operator()<N>(arguments) with N the kind of norm, of Source::x, and the arguments as a Forward<T, W>. Throws
+/// Calls f.operator()<N>(arguments) with N the kind of norm, of x, and the arguments as a Forward<T, W>. Throws
 /// Error if elements of x have more than kMostBytes bytes, since there are no kernels for them.
 template <std::size_t kMostBytes, class F>
 void on_norm(const NormForward& args, const F& f) {

@@ -40,7 +40,7 @@ struct HeldShape {
   static constexpr bool kWarps = kGroup == Group::block || kGroup == Group::cluster;  // several warps share a row
   static constexpr bool kPersistent = kSchedule == Schedule::persistent;
   static constexpr bool kSingleWave = kSchedule == Schedule::single_wave;
-  static constexpr bool kAdds = N::kSource != Source::x;
+  static constexpr bool kAdds = N::kAdds;
   static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
   static constexpr NormForwardKind kKind{sizeof(T), sizeof(W), N::kCentered, kAdds, V > 1};
@@ -72,7 +72,7 @@ struct HeldShape {
       return kForwardBlock / kMostThreads;
     }
     if (kAdds) {
-      return kGroup == Group::block ? 2 : kBytes <= 32 ? 4 : 3;
+      return kGroup == Group::block ? 2 : (kBytes <= 32 ? 4 : 3) + (N::kCentered ? 0 : 1);
     }
     if (kGroup == Group::cluster) {
       const bool many_parameters = N::kCentered && P == 4 && sizeof(W) == 4;
@@ -165,7 +165,16 @@ class HeldRow {
   __device__ void add(const Addends<T>& a, std::int64_t begin, const Columns<H>& columns, std::uint64_t policy) {
     Tile residuals;
     load_packs(a.residual + begin + columns.first, columns.end - columns.first, policy, residuals);
-    [[maybe_unused]] const PhiloxKey key = N::kSource == Source::dropped_sum ? absolute_key(a.key) : PhiloxKey{};
+    // Which elements dropout keeps is drawn here, while the loads are in flight and few registers are in use.
+    unsigned kept = 0;  // a bit for each element
+    if (a.threshold > 0) {
+      static_assert(P * V <= 32);
+      const PhiloxKey key = absolute_key(a.key);
+#pragma unroll 1
+      for (int i = 0; i < P; ++i) {
+        kept |= kept_of_pack<V>(begin + columns.first + i * H::kStep, key, a.threshold) << (i * V);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       if (columns.has(i)) {
@@ -182,8 +191,8 @@ class HeldRow {
             x[j] += bias[j];
           }
         }
-        if constexpr (N::kSource == Source::dropped_sum) {
-          drop_pack(x, begin + column, key, a.threshold, a.scale);
+        if (a.threshold > 0) {
+          keep_of_pack(x, kept >> (i * V), a.scale);
         }
 #pragma unroll
         for (int j = 0; j < V; ++j) {
@@ -557,7 +566,7 @@ using HeldKernels = std::conditional_t<
 /// Launches the kernel that the plan has chosen.
 template <int V, class N, class T, class W>
 void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
-  using Kernels = HeldKernels<T, V, N::kCentered, N::kSource != Source::x>;
+  using Kernels = HeldKernels<T, V, N::kCentered, N::kAdds>;
   const bool found = Kernels::call(p.shape, [&]<RowKernel kShape>() {
     const auto with = [&]<Schedule kSchedule>() {
       using H = HeldShape<N, T, W, V, kShape, kSchedule>;
