@@ -78,11 +78,11 @@ TEST(NormForwardPlan, ThreadsHaveRoomForEachColumn) {
       ASSERT_EQ(p.blocks, 1) << what;
       return;
     }
-    ASSERT_GE(p.threads * lane_columns, p.slab) << what;
+    ASSERT_GE(p.threads * lane_columns, std::min<std::int64_t>(p.slab, s.columns)) << what;
     ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns) << what;
     ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
     ASSERT_EQ(p.blocks > 1, p.shape.group == Group::cluster) << what;
-    const bool warps = p.shape.group == Group::block || p.shape.group == Group::cluster;
+    const bool warps = rows::has_warps(p.shape.group);
     const int most = !warps ? kForwardBlock / 2 : p.groups > 1 ? kSharingBlock : kForwardBlock;
     ASSERT_LE(p.threads * p.groups, most) << what;
     ASSERT_EQ(p.shape.group == Group::lanes, p.shape.lanes < 32) << what;

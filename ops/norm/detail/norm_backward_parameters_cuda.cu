@@ -23,9 +23,9 @@ constexpr int kResident = 3;  // blocks per multiprocessor (__launch_bounds__), 
 
 // Rows that a thread loads before it uses the first.
 template <class T, int V>
-constexpr int kUnroll = V > 1 && sizeof(T) == 4   ? 4
-                        : V > 1 && sizeof(T) == 2 ? 3
-                                                  : 2;
+constexpr int kUnroll = V == 1           ? 2
+                        : sizeof(T) == 4 ? 4
+                                         : 3;
 
 // Packs of a row per thread. Without 16-byte loads, a thread has several, so that the lanes of a row still read long
 // contiguous pieces.

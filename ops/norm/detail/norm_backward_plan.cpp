@@ -15,6 +15,7 @@ using norm_backward_kernels::Of16Bits;
 using norm_backward_kernels::OfFloat32;
 using norm_backward_kernels::SumsOf16Bits;
 using norm_backward_kernels::SumsOfFloat32;
+using rows::ceil_div;
 using rows::Group;
 using rows::kPersistentBlocks;
 using rows::persistent_blocks;
@@ -125,12 +126,11 @@ StreamShape shape_of(const NormBackwardCase& c) {
 
 // The number of teams to launch: blocks, or clusters.
 std::int64_t stream_teams(const StreamPlan& p, std::int64_t rows) {
-  return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, (rows + p.groups - 1) / p.groups);
+  return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, ceil_div(rows, p.groups));
 }
 
 // How `shape` divides rows among threads, and the layout of shared memory. No threads if there is not enough of it.
 StreamPlan stream_plan(const NormBackwardCase& c, const StreamShape& shape) {
-  constexpr std::int64_t kUnit = 64;  // columns; slabs are multiples of it
   const StreamKernel& kernel = shape.kernel;
   StreamPlan p{.cluster = shape.cluster};
   if (kernel.packs == 0) {
@@ -138,8 +138,9 @@ StreamPlan stream_plan(const NormBackwardCase& c, const StreamShape& shape) {
   }
   const int pack = 16 / c.size;
   const int elements = kernel.packs * pack;  // of a row, per thread
-  p.slab = static_cast<int>((c.columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
-  p.threads = kernel.group == Group::warp ? kernel.lanes : (p.slab + elements * 32 - 1) / (elements * 32) * 32;
+  const rows::RowShare share = rows::share_row(c.columns, kernel, pack, p.cluster);
+  p.slab = static_cast<int>(share.slab);
+  p.threads = static_cast<int>(share.threads);
   p.groups = std::max(1, kMostThreads / p.threads);
   const int matrices = c.adds ? 3 : 2;
   const bool in_registers = weights_in_registers(elements, kernel.lanes, c.adds && c.size == 4);
@@ -196,9 +197,8 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
                      : layout.elements < 16 ? 512
                      : layout.threads == 32 ? 2 * kPersistentBlocks
                                             : 3 * kPersistentBlocks;
-  const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
   return {.kernel = NormBackwardKernel::held,
-          .partial_rows = std::min<std::int64_t>(wanted, blocks),
+          .partial_rows = std::min<std::int64_t>(ceil_div(c.rows, layout.rows()), blocks),
           .pack = c.packs ? 16 / c.size : 1};
 }
 
@@ -212,8 +212,6 @@ constexpr int kNarrowTile = 128;  // bytes
 constexpr int kLeastRows = 2;     // per thread
 constexpr int kLeastBatches = 4;  // per thread
 constexpr int kManyBatches = 16;  // per thread, from which on partial sums in memory pay off
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

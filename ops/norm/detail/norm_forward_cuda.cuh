@@ -87,8 +87,7 @@ __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mea
 
 // The moments of a row whose squares overflow, or that is not finite. The row is read from memory, multiplied by
 // kShrink, and taken relative to `shift`. kLanes lanes compute all of it by themselves, with the same bits in each
-// lane. Such rows are rare, and must not cost other rows barriers or registers. A lane has many elements, so its sums
-// are double.
+// lane. A lane has many elements, so its sums are double.
 template <int kLanes, class T, class S>
 __device__ MeanAndSquares<S> shrunk_moments(const T* x_row, std::int64_t columns, S shift, S in_row) {
   double mean = 0;
@@ -107,14 +106,28 @@ __device__ MeanAndSquares<S> shrunk_moments(const T* x_row, std::int64_t columns
   return {static_cast<S>(mean), static_cast<S>(sum)};
 }
 
-/// Computes an element of such a row. `mean` is that of the scaled row, relative to `shift`.
-template <class T, class W, class S>
-__device__ void write_shrunk_element(const Forward<T, W>& a, const T* x_row, T* y_row, int column, S shift, S mean,
-                                     S rstd) {
-  const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
-  const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
-  const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-  y_row[column] = static_cast<T>(fma((x - mean) * rstd, w, b));
+/// Computes such a row. These rows are rare, and must not cost other rows barriers or registers.
+/// @param mine         whether it is the thread's own row, and not only that of other lanes of its warp
+/// @param first        whether the thread writes the row's statistics
+/// @param for_columns  calls its argument with each column that the thread writes
+template <class N, int kLanes, class T, class W, class S, class F>
+__device__ void write_shrunk_row(const Forward<T, W>& a, const T* x_row, std::int64_t row, S eps, bool mine, bool first,
+                                 const F& for_columns) {
+  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
+  const MeanAndSquares<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
+  if (!mine) {
+    return;  // the lane was needed only for the shuffles
+  }
+  const S rstd = rsqrt(m.squares * a.in_row + eps * kShrink<S> * kShrink<S>);
+  for_columns([&](std::int64_t column) {
+    const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
+    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
+    a.y[row * a.columns + column] = static_cast<T>(fma((x - m.mean) * rstd, w, b));
+  });
+  if (first) {
+    write_statistics<N>(a, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
+  }
 }
 
 // On the host.

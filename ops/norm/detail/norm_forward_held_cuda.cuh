@@ -37,7 +37,7 @@ struct HeldShape {
   static constexpr int kLanes = kShape.lanes;
   static constexpr int V = V_;
   static constexpr int P = kShape.packs;
-  static constexpr bool kWarps = kGroup == Group::block || kGroup == Group::cluster;  // several warps share a row
+  static constexpr bool kWarps = has_warps(kGroup);
   static constexpr bool kPersistent = kSchedule == Schedule::persistent;
   static constexpr bool kSingleWave = kSchedule == Schedule::single_wave;
   static constexpr bool kAdds = N::kAdds;
@@ -352,23 +352,16 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
   }
   __syncwarp();  // this lane reads what other lanes have written of a sum
   const Columns<H> columns(p, static_cast<int>(a.columns), lane);
-  const T* const x_row = rows + (row < a.rows ? row : 0) * a.columns;
-  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-  const MeanAndSquares<S> m = shrunk_moments<H::kLanes>(x_row, a.columns, shift, a.in_row);
-  if (!mine) {
-    return;  // the lane was needed only for the shuffles
-  }
-  const S rstd = rsqrt(m.squares * a.in_row + eps * kShrink<S> * kShrink<S>);
+  write_shrunk_row<typename H::N, H::kLanes>(a, rows + (row < a.rows ? row : 0) * a.columns, row, eps, mine,
+                                             lane == 0 && columns.slab == 0, [&](const auto& write) {
 #pragma unroll 1
-  for (int i = 0; i < H::P * H::V; ++i) {
-    const int column = columns.first + i / H::V * H::kStep + i % H::V;
-    if (column < columns.end) {
-      write_shrunk_element(a, x_row, a.y + row * a.columns, column, shift, m.mean, rstd);
-    }
-  }
-  if (lane == 0 && columns.slab == 0) {
-    write_statistics<typename H::N>(a, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
-  }
+                                               for (int i = 0; i < H::P * H::V; ++i) {
+                                                 const int column = columns.first + i / H::V * H::kStep + i % H::V;
+                                                 if (column < columns.end) {
+                                                   write(column);
+                                                 }
+                                               }
+                                             });
 }
 
 /// Writes y of a thread's packs. kBoth: weight and bias are known to be present.

@@ -23,6 +23,7 @@ using rows::by_block;
 using rows::by_cluster;
 using rows::by_lanes;
 using rows::by_warp;
+using rows::ceil_div;
 using rows::Group;
 using rows::kPersistentBlocks;
 using rows::RowKernel;
@@ -31,8 +32,6 @@ using Plan = NormForwardPlan;
 
 constexpr int kWarpLanes = 32;
 constexpr int kWarpGroups = 8;  // rows per block, if each warp has one
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// A line of a table: rows of up to `columns` columns are shared by the threads of `blocks` blocks.
 struct Line {
@@ -125,23 +124,19 @@ NormForwardKind kind_of(const NormShape& s) {
 
 int pack_of(const NormShape& s) { return s.aligned ? static_cast<int>(16 / size_of(s.x)) : 1; }
 
-/// The plan for a line of a table. Each block has a slab of the columns.
+/// The plan for a line of a table.
 Plan plan_of(Plan::Kernel kernel, const NormShape& s, const Line& line) {
-  constexpr std::int64_t kUnit = 64;  // columns; slabs are multiples of it, and otherwise as equal as possible
   const RowKernel& shape = line.shape;
-  const std::int64_t most_columns = std::int64_t{shape.lanes} * pack_of(s) * shape.packs;  // of a warp or less
-  const bool warps = shape.group == Group::block || shape.group == Group::cluster;
-  const std::int64_t slab = warps ? ceil_div(s.columns, line.blocks * kUnit) * kUnit : most_columns;
-  const std::int64_t threads = ceil_div(slab, most_columns) * shape.lanes;
+  const rows::RowShare share = rows::share_row(s.columns, shape, pack_of(s), line.blocks);
   const int block = kernel == Plan::Kernel::short_rows ? kShortBlock
                     : shape.group == Group::lanes      ? kForwardBlock / 4
                                                        : kWarpGroups * kWarpLanes;
   return {.kernel = kernel,
           .shape = shape,
-          .threads = static_cast<int>(std::min<std::int64_t>(threads, INT_MAX)),
-          .groups = warps ? 1 : block / shape.lanes,
+          .threads = static_cast<int>(std::min<std::int64_t>(share.threads, INT_MAX)),
+          .groups = rows::has_warps(shape.group) ? 1 : block / shape.lanes,
           .blocks = line.blocks,
-          .slab = static_cast<int>(std::min<std::int64_t>(slab, INT_MAX))};
+          .slab = static_cast<int>(std::min<std::int64_t>(share.slab, INT_MAX))};
 }
 
 /// The plan for the first line of a table that has room for the row. Of several lines without a limit, the plan is that

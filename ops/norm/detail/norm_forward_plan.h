@@ -64,7 +64,7 @@ constexpr bool shares_parameters(const NormForwardKind& k) {
 
 /// Whether the kernel for rows in registers is compiled with this schedule.
 constexpr bool has_schedule(const NormForwardKind& k, const rows::RowKernel& shape, rows::Schedule schedule) {
-  const bool warps = shape.group == rows::Group::block || shape.group == rows::Group::cluster;
+  const bool warps = rows::has_warps(shape.group);
   const bool cluster = shape.group == rows::Group::cluster;
   const bool persistent =
       k.aligned && (cluster || shares_parameters(k) || (k.centered && !k.adds && warps && shape.packs == 2));

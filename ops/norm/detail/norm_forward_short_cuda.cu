@@ -288,24 +288,15 @@ class ShortRows {
       for (; left != 0; left &= left - 1) {
         const int other = __shfl_sync(kAllLanes, number(row, r), __ffs(left) - 1);
         __syncwarp();  // other lanes have written this row, too
-        write_shrunk_row(other);
-      }
-    }
-  }
-
-  // Computes such a row: the warp reads x again.
-  __device__ void write_shrunk_row(int row) const {
-    const T* const x_row = a_.x + std::int64_t{row} * a_.columns;
-    const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-    const MeanAndSquares<S> m = shrunk_moments<kWarp>(x_row, a_.columns, shift, a_.in_row);
-    const S rstd = rsqrt(m.squares * a_.in_row + a_.eps * kShrink<S> * kShrink<S>);
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+        const int lane = static_cast<int>(threadIdx.x) % kWarp;
+        write_shrunk_row<N, kWarp>(a_, a_.x + std::int64_t{other} * a_.columns, other, a_.eps, /*mine=*/true, lane == 0,
+                                   [&](const auto& write) {
 #pragma unroll 1
-    for (int column = lane; column < static_cast<int>(a_.columns); column += kWarp) {
-      write_shrunk_element(a_, x_row, a_.y + std::int64_t{row} * a_.columns, column, shift, m.mean, rstd);
-    }
-    if (lane == 0) {
-      write_statistics<N>(a_, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
+                                     for (int column = lane; column < static_cast<int>(a_.columns); column += kWarp) {
+                                       write(column);
+                                     }
+                                   });
+      }
     }
   }
 
