@@ -50,8 +50,7 @@ inline NormKernel kernel_of(const kernels::norm_cuda::NormBackwardPlan& p,
   switch (p.kernel) {
     case streamed:
       return {"norm_backward_stream_kernel",
-              {p.pack, p.shape.lanes, p.shape.chunks, p.shape.depth, p.shape.packs, static_cast<int>(p.shape.group),
-               s.cluster}};
+              {p.pack, p.shape.lanes, p.shape.depth, p.shape.packs, static_cast<int>(p.shape.group), s.cluster}};
     case held: return {"norm_backward_held_kernel", {p.pack, layout.threads, layout.elements}};
     case looped:
     case none: break;

@@ -42,14 +42,13 @@ struct alignas(16) MeetingPlaces {
   float numbers[kMeetings][2][kMostMembers];
 };
 
-/// A kernel that streams rows: who shares a row, by how many lanes of a warp, and a thread's packs of it. A row is cut
-/// into chunks; the ring in shared memory has `depth` of them.
+/// A kernel that streams rows: who shares a row, by how many lanes of a warp, a thread's packs of it, and how many rows
+/// the ring in shared memory has room for.
 struct StreamKernel {
   rows::Group group;
   int lanes;
   int packs;
   int depth;
-  int chunks;
 
   bool operator==(const StreamKernel&) const = default;
 };
@@ -60,20 +59,16 @@ namespace norm_backward_kernels {
 using rows::Group;
 using rows::Kernels;
 
-constexpr StreamKernel by_lanes(int lanes, int packs, int depth) { return {Group::warp, lanes, packs, depth, 1}; }
-constexpr StreamKernel by_block(int packs, int depth) { return {Group::block, 32, packs, depth, 1}; }
-constexpr StreamKernel by_cluster(int packs, int depth, int chunks = 1) {
-  return {Group::cluster, 32, packs, depth, chunks};
-}
+constexpr StreamKernel by_lanes(int lanes, int packs, int depth) { return {Group::warp, lanes, packs, depth}; }
+constexpr StreamKernel by_block(int packs, int depth) { return {Group::block, 32, packs, depth}; }
+constexpr StreamKernel by_cluster(int packs, int depth) { return {Group::cluster, 32, packs, depth}; }
 
 using Of16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_lanes(32, 2, 2), by_block(1, 3),
-                         by_block(2, 2), by_block(3, 2), by_cluster(2, 4), by_cluster(3, 3), by_cluster(4, 5, 2),
-                         by_cluster(4, 6, 2)>;
-using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2),
-                             by_block(3, 2), by_cluster(2, 4)>;
-using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(4, 3), by_cluster(6, 5, 3), by_cluster(8, 5, 4)>;
-using SumsOfFloat32 = Kernels<by_lanes(8, 2, 4), by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2),
-                              by_cluster(2, 4)>;
+                         by_block(2, 2), by_cluster(2, 4), by_cluster(4, 3)>;
+using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 3), by_block(2, 2),
+                             by_cluster(2, 4)>;
+using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(2, 4), by_cluster(4, 3)>;
+using SumsOfFloat32 = Kernels<by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_cluster(2, 4)>;
 
 }  // namespace norm_backward_kernels
 
@@ -96,10 +91,8 @@ struct StreamPlan {
 };
 
 /// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, if
-/// `lanes` lanes of a warp share a row. Sums of float32 (`float_sums`) need the registers for dropout.
-constexpr bool weights_in_registers(int elements, int lanes, bool float_sums) {
-  return elements <= (lanes < 32 || float_sums ? 8 : 16);
-}
+/// `lanes` lanes of a warp share a row.
+constexpr bool weights_in_registers(int elements, int lanes) { return elements <= (lanes < 32 ? 8 : 16); }
 
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
@@ -107,7 +100,7 @@ struct NormBackwardPlan {
   std::int64_t teams = 0;         // that share the rows, if these are streamed
   int pack = 1;                   // columns per load
   // For streamed rows:
-  StreamKernel shape = {rows::Group::block, 32, 0, 0, 1};
+  StreamKernel shape = {rows::Group::block, 32, 0, 0};
   StreamPlan stream = {};
 };
 

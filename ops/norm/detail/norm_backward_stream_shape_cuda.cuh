@@ -3,8 +3,8 @@
 // Streamed rows: the sizes of the kernel, and which rows and columns a thread has.
 //
 // A block has blockDim.y groups of blockDim.x threads. Each group processes rows first, first + step, …. If a row is
-// too long for a block, `cluster` blocks share it, and each has a slab of its columns. A row, or slab, is cut into C
-// chunks. The shared memory holds D chunks per thread, which are in use or still being copied.
+// too long for a block, `cluster` blocks share it, and each has a slab of its columns. The shared memory holds D rows,
+// or slabs, per group, which are in use or still being copied.
 
 #include <cstdint>
 #include <type_traits>
@@ -60,10 +60,7 @@ struct StreamShape {
   static constexpr int P = kKernel.packs;
   static constexpr Group kGroup = kKernel.group;
   static constexpr int kLanes = kKernel.lanes;
-  static constexpr int C = kKernel.chunks;
   static constexpr int D = kKernel.depth;
-  static constexpr int kChunk = P / C;  // packs
-  static_assert(C * kChunk == P);
   using Place = StreamPlace<kGroup, kLanes>;
 };
 
