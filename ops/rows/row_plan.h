@@ -2,6 +2,7 @@
 
 // How CUDA threads share the rows of a matrix, as plain numbers that the host computes.
 
+#include <array>
 #include <cstdint>
 
 namespace mica::kernels::rows {
@@ -38,6 +39,8 @@ constexpr RowKernel by_cluster(int packs) { return {Group::cluster, 32, packs}; 
 /// the same list, so that a plan that names another kernel does not compile.
 template <auto... kKernels>
 struct Kernels {
+  static constexpr std::array kAll = {kKernels...};
+
   /// Returns `kernel`, which must be in the list.
   template <class Kernel>
   static consteval Kernel get(Kernel kernel) {

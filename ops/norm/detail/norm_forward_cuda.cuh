@@ -3,7 +3,6 @@
 // Shared by forward's CUDA kernels. T is the type of x and y, W that of weight and bias, and S that of sums: float, or
 // double if T is double. V is the number of columns in a pack, and P is the number of packs of a row that a thread has.
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -148,15 +147,6 @@ Forward<T, W> rows_of(const NormForward& args) {
       .mean_rest = mean_rest_of<S>(args.mean),
       .rstd = args.rstd.data_or_null<S>(),
       .policy = cuda::read_once_policy((args.residual.defined() ? 2 : 1) * static_cast<std::int64_t>(args.x.bytes()))};
-}
-
-/// The number of persistent blocks to launch, of which `resident` can run at once. With `wanted` blocks, each would
-/// have a single turn. Up to 16 times as many as can run at once balance the load if some multiprocessors are slower
-/// than others. But each block loads the parameters, so there are more than can run at once only if each has at least
-/// `turns` turns.
-inline unsigned blocks_of_turns(std::int64_t wanted, int turns, int resident) {
-  const std::int64_t waves = std::clamp<std::int64_t>(wanted / turns / resident, 1, 16);
-  return static_cast<unsigned>(std::min(wanted, waves * resident));
 }
 
 /// The dtype of weight and bias; if both are undefined, that of x.
