@@ -15,6 +15,15 @@ namespace mica::kernels::rows {
 using cuda::kAllLanes;
 using cuda::kWarp;
 
+/// Sums a and b over kLanes lanes: half of them add up a, the others b. Returns the sum of a in the lower half of these
+/// lanes, that of b in the upper half.
+template <int kLanes, class S>
+__device__ S sum_pair_of_lanes(S a, S b) {
+  const bool upper = threadIdx.x % kLanes >= kLanes / 2;
+  const S mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kLanes / 2);
+  return cuda::sum_lanes<kLanes / 2>(mine);
+}
+
 /// One or more sums over a row. This is also an example of a Value, which RowGroup reduces. A Value has
 ///     Number, kNumbers             // of what it consists: floats or doubles
 ///     for_numbers(f)               // calls f(k, number) for each of them
@@ -47,10 +56,7 @@ struct RowSums {
   __device__ RowSums over_lanes() const {
     RowSums all;
     if constexpr (kSums == 2 && kLanes >= 4) {
-      // Half of the lanes add up one sum, the others the other one.
-      const bool upper = threadIdx.x % kLanes >= kLanes / 2;
-      const S mine = (upper ? at[1] : at[0]) + __shfl_xor_sync(kAllLanes, upper ? at[0] : at[1], kLanes / 2);
-      const S sum = cuda::sum_lanes<kLanes / 2>(mine);
+      const S sum = sum_pair_of_lanes<kLanes>(at[0], at[1]);
       all.at[0] = __shfl_sync(kAllLanes, sum, 0, kLanes);
       all.at[1] = __shfl_sync(kAllLanes, sum, kLanes / 2, kLanes);
     } else {

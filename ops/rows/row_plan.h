@@ -2,6 +2,7 @@
 
 // How CUDA threads share the rows of a matrix, as plain numbers that the host computes.
 
+#include <array>
 #include <cstdint>
 
 namespace mica::kernels::rows {
@@ -38,6 +39,8 @@ constexpr RowKernel by_cluster(int packs) { return {Group::cluster, 32, packs}; 
 /// the same list, so that a plan that names another kernel does not compile.
 template <auto... kKernels>
 struct Kernels {
+  static constexpr std::array kAll = {kKernels...};
+
   /// Returns `kernel`, which must be in the list.
   template <class Kernel>
   static consteval Kernel get(Kernel kernel) {
@@ -53,6 +56,28 @@ struct Kernels {
     return ((kernel == kKernels && (f.template operator()<kKernels>(), true)) || ...);
   }
 };
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Whether several warps share a row.
+constexpr bool has_warps(Group group) { return group == Group::block || group == Group::cluster; }
+
+/// How a row is divided among `blocks` blocks: each has a slab of the columns, which a group of `threads` threads
+/// shares.
+struct RowShare {
+  std::int64_t slab;
+  std::int64_t threads;
+};
+
+/// The share for a kernel with packs of `pack` columns. Slabs are multiples of 64 columns, and otherwise as equal as
+/// possible.
+template <class Kernel>
+constexpr RowShare share_row(std::int64_t columns, const Kernel& kernel, int pack, int blocks) {
+  constexpr std::int64_t kUnit = 64;
+  const std::int64_t slab = ceil_div(columns, blocks * kUnit) * kUnit;
+  const std::int64_t of_lanes = std::int64_t{kernel.lanes} * kernel.packs * pack;  // columns
+  return {slab, has_warps(kernel.group) ? ceil_div(slab, of_lanes) * kernel.lanes : kernel.lanes};
+}
 
 // Blocks of a persistent grid: a fixed number, and not the GPU's number of multiprocessors, so that results do not
 // depend on the GPU.

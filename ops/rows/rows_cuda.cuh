@@ -66,6 +66,17 @@ bool fit_packs(std::int64_t columns, DType dtype, const Tensors&... tensors) {
   return fit;
 }
 
+/// Calls f.operator()<V>() with the V elements that fit in 16 bytes, if `packs` and T is not float64; else with 1.
+template <class T, class F>
+void with_pack(bool packs, const F& f) {
+  if constexpr (sizeof(T) <= 4) {
+    if (packs) {
+      return f.template operator()<16 / sizeof(T)>();
+    }
+  }
+  f.template operator()<1>();
+}
+
 /// Calls f.operator()<T, W>() with T the element type of x and W that of its parameters: T or the type of T's sums.
 template <class F>
 void on_row_types(DType x, DType parameter, const char* op, F&& f) {

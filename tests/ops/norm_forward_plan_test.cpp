@@ -63,10 +63,11 @@ TEST(NormForwardPlan, ThreadsHaveRoomForEachColumn) {
   for_shapes([](const NormShape& s) {
     const NormForwardPlan p = norm_forward_plan(s);
     const std::string what = fmt::format("{} × {} of {}", s.rows, s.columns, s.x);
-    ASSERT_EQ(p.pack, s.aligned ? 16 / static_cast<int>(size_of(s.x)) : 1) << what;
     if (p.kernel == Kernel::looped) {
+      ASSERT_EQ(p.pack, 1) << what;
       return;
     }
+    ASSERT_EQ(p.pack, s.aligned && s.x != float64 ? 16 / static_cast<int>(size_of(s.x)) : 1) << what;
     const int lane_columns = p.shape.packs * p.pack;
     if (p.kernel == Kernel::short_rows) {
       ASSERT_TRUE(s.aligned) << what;
@@ -77,11 +78,11 @@ TEST(NormForwardPlan, ThreadsHaveRoomForEachColumn) {
       ASSERT_EQ(p.blocks, 1) << what;
       return;
     }
-    ASSERT_GE(p.threads * lane_columns, p.slab) << what;
+    ASSERT_GE(p.threads * lane_columns, std::min<std::int64_t>(p.slab, s.columns)) << what;
     ASSERT_GE(std::int64_t{p.slab} * p.blocks, s.columns) << what;
     ASSERT_LT(std::int64_t{p.slab} * (p.blocks - 1), s.columns) << what;
     ASSERT_EQ(p.blocks > 1, p.shape.group == Group::cluster) << what;
-    const bool warps = p.shape.group == Group::block || p.shape.group == Group::cluster;
+    const bool warps = rows::has_warps(p.shape.group);
     const int most = !warps ? kForwardBlock / 2 : p.groups > 1 ? kSharingBlock : kForwardBlock;
     ASSERT_LE(p.threads * p.groups, most) << what;
     ASSERT_EQ(p.shape.group == Group::lanes, p.shape.lanes < 32) << what;
@@ -94,28 +95,26 @@ TEST(NormForwardPlan, ThreadsHaveRoomForEachColumn) {
       ASSERT_TRUE(s.aligned && s.clusters && size_of(s.x) <= 4 && p.blocks <= 16 && p.groups == 1) << what;
       ASSERT_NE(p.schedule, Schedule::many_waves) << what;
     }
-    if (p.schedule == Schedule::persistent) {
+    if (p.schedule == Schedule::persistent) {  // the parameters are in shared memory
       ASSERT_TRUE(s.aligned) << what;
-      if (p.shape.group == Group::cluster || size_of(s.weight) > size_of(s.x)) {  // the parameters are in shared memory
-        ASSERT_LE(2 * (p.slab + 256) * static_cast<std::int64_t>(size_of(s.weight)), 200 * 1024) << what;
-        ASSERT_LE(p.groups, warps ? 15 : 100) << what;  // each group of warps has a named barrier
-      }
+      ASSERT_LE(2 * (p.slab + 256) * static_cast<std::int64_t>(size_of(s.weight)), (s.clusters ? 200 : 98) * 1024)
+          << what;
+      ASSERT_LE(p.groups, warps ? 15 : 100) << what;  // each group of warps has a named barrier
     }
   });
 }
 
-// The order in which a row is summed depends only on its length, its alignment and the dtype of x. The exception are
-// rows that clusters share, if there are few of them.
+// The order in which a row is summed depends only on its length, its alignment and the dtype of x.
 TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
   for_shapes([](const NormShape& s) {
     NormShape other = s;
     other.multiprocessors = 60;
-    const NormForwardPlan a = norm_forward_plan(s);
-    if (a.shape.group != Group::cluster || s.rows * s.columns > 8 << 20) {
+    other.rows = 5;
+    if (s.clusters) {  // otherwise shared memory may have no room for float32 weights
       other.weight = s.x;
-      other.parameters = false;
-      other.rows = a.shape.group == Group::cluster ? 5000 : 5;
     }
+    other.parameters = false;
+    const NormForwardPlan a = norm_forward_plan(s);
     const NormForwardPlan b = norm_forward_plan(other);
     ASSERT_EQ(a.kernel, b.kernel);
     ASSERT_EQ(a.pack, b.pack);
@@ -125,24 +124,59 @@ TEST(NormForwardPlan, RowsAndWeightsDoNotChangeHowARowIsAddedUp) {
   });
 }
 
-TEST(NormForwardPlan, PersistentBlocks) {
-  const auto persists = [](const NormShape& s) { return norm_forward_plan(s).schedule == Schedule::persistent; };
-  const auto are_persistent = [&](std::int64_t rows, std::int64_t columns, DType x, DType weight) {
-    return persists(shape_of(rows, columns, x, weight));
+// Up to which length aligned rows, whose packs have 16 bytes, get which kernel.
+TEST(NormForwardPlan, KernelsByLength) {
+  struct Expected {
+    std::int64_t packs;
+    Kernel kernel;
+    rows::RowKernel shape;
+    int blocks = 1;
   };
-  EXPECT_TRUE(are_persistent(65'536, 768, bfloat16, float32));
-  EXPECT_TRUE(are_persistent(8192, 16'384, float16, float32));
-  EXPECT_FALSE(are_persistent(65'536, 768, bfloat16, bfloat16));
-  EXPECT_FALSE(are_persistent(65'536, 769, bfloat16, float32));
-  EXPECT_TRUE(are_persistent(4096, 2048, float16, float16));
-  EXPECT_TRUE(are_persistent(65'536, 2048, float32, float32));
-  EXPECT_FALSE(are_persistent(4096, 4096, float16, float16));
-  NormShape no_bias = shape_of(4096, 2048, float16, float16);
-  no_bias.parameters = false;
-  EXPECT_FALSE(persists(no_bias));
-  NormShape rms = shape_of(4096, 2048, float16, float16);
-  rms.centered = false;
-  EXPECT_FALSE(persists(rms));
+  for (const DType x : {bfloat16, float32}) {
+    for (const bool adds : {false, true}) {
+      const Kernel short_rows = adds ? Kernel::held : Kernel::short_rows;
+      std::int64_t packs = 1;
+      for (const Expected& e :
+           {Expected{8, short_rows, rows::by_lanes(8, adds ? 2 : 1)}, Expected{16, short_rows, rows::by_lanes(8, 2)},
+            Expected{32, short_rows, rows::by_lanes(16, 2)}, Expected{64, short_rows, rows::by_warp(2)},
+            Expected{128, Kernel::held, rows::by_warp(4)}, Expected{2048, Kernel::held, rows::by_block(4)},
+            Expected{16'384, Kernel::held, rows::by_cluster(4), 8},
+            Expected{32'768, Kernel::held, rows::by_cluster(4), 16}, Expected{33'000, Kernel::looped, {}}}) {
+        for (; packs <= e.packs; packs += 1 + packs / 100) {
+          NormShape s = shape_of(100, packs * 16 / static_cast<std::int64_t>(size_of(x)), x, x);
+          s.adds = adds;
+          const NormForwardPlan p = norm_forward_plan(s);
+          if (e.kernel == Kernel::looped || (adds && e.shape.group == Group::cluster)) {
+            ASSERT_EQ(p.kernel, Kernel::looped) << packs;
+            continue;
+          }
+          ASSERT_EQ(p.kernel, e.kernel) << packs;
+          ASSERT_EQ(p.shape, e.shape) << packs;
+          ASSERT_EQ(p.blocks, e.blocks) << packs;
+        }
+      }
+    }
+  }
+}
+
+TEST(NormForwardPlan, SchedulesOfManyRows) {
+  const auto schedule = [](std::int64_t columns, DType x, DType weight, bool centered) {
+    NormShape s = shape_of(100'000, columns, x, weight);
+    s.centered = centered;
+    const Schedule many = norm_forward_plan(s).schedule;
+    s.parameters = false;
+    EXPECT_EQ(norm_forward_plan(s).schedule, many);
+    return many;
+  };
+  EXPECT_EQ(schedule(512, bfloat16, bfloat16, true), Schedule::persistent);  // short rows
+  for (const std::int64_t columns : {768, 4096, 16'384}) {
+    EXPECT_EQ(schedule(columns, bfloat16, float32, true), Schedule::persistent) << columns;
+    EXPECT_EQ(schedule(columns, bfloat16, float32, false), Schedule::many_waves) << columns;
+    EXPECT_EQ(schedule(columns, float16, float16, true), Schedule::many_waves) << columns;
+    EXPECT_EQ(schedule(columns / 2, float32, float32, true), Schedule::many_waves) << columns;
+  }
+  EXPECT_EQ(schedule(769, bfloat16, float32, true), Schedule::many_waves);       // unaligned
+  EXPECT_EQ(schedule(20'000, bfloat16, bfloat16, false), Schedule::persistent);  // by clusters
 }
 
 TEST(NormForwardPlan, UnalignedRowsHaveOneElementPerPack) {
@@ -160,83 +194,34 @@ TEST(NormForwardPlan, UnalignedRowsHaveOneElementPerPack) {
   }
 }
 
+// With few rows, and if there are weight and bias, rows of more than 64 packs run in a single wave.
 TEST(NormForwardPlan, SingleWave) {
-  const auto few = [](std::int64_t rows, std::int64_t columns, DType x, DType weight) {
-    return norm_forward_plan(shape_of(rows, columns, x, weight)).schedule == Schedule::single_wave;
-  };
-  EXPECT_TRUE(few(1, 768, bfloat16, bfloat16));
-  EXPECT_TRUE(few(3168, 1024, bfloat16, bfloat16));  // 3 blocks of 8 rows on a multiprocessor
-  EXPECT_FALSE(few(3169, 1024, bfloat16, bfloat16));
-  EXPECT_TRUE(few(792, 4096, float16, float16));
-  EXPECT_FALSE(few(793, 4096, float16, float16));
-  EXPECT_TRUE(few(132, 16'384, float16, float32));
-  EXPECT_FALSE(few(133, 16'384, float16, float32));
-  EXPECT_FALSE(few(1, 768, bfloat16, float32));  // here, warps share the parameters
-  EXPECT_TRUE(few(30, 65'536, bfloat16, float32));
-  EXPECT_FALSE(few(31, 65'536, bfloat16, float32));
-  EXPECT_TRUE(few(7, 262'144, bfloat16, bfloat16));
-  EXPECT_FALSE(few(8, 262'144, bfloat16, bfloat16));  // an H200 has room for 7 clusters of 16 blocks
-  EXPECT_TRUE(few(660, 2048, float32, float32));
-  EXPECT_FALSE(few(661, 2048, float32, float32));
-  EXPECT_FALSE(few(1, 2048, float64, float64));
-  NormShape no_bias = shape_of(1, 2048, float16, float16);
-  no_bias.parameters = false;
-  EXPECT_NE(norm_forward_plan(no_bias).schedule, Schedule::single_wave);
-
-  EXPECT_TRUE(few(4224, 64, bfloat16, bfloat16));  // 2 blocks of 16 rows on a multiprocessor
-  EXPECT_FALSE(few(4225, 64, bfloat16, bfloat16));
-  EXPECT_TRUE(few(2112, 256, float16, float32));
-  EXPECT_FALSE(few(2113, 256, float16, float32));
-  EXPECT_FALSE(few(1, 192, bfloat16, bfloat16));  // a team has a single row per step anyway
-  EXPECT_FALSE(few(1, 511, bfloat16, bfloat16));  // unaligned
-
-  const auto few_sums = [](std::int64_t rows, std::int64_t columns, DType x, DType weight) {
-    NormShape s = shape_of(rows, columns, x, weight);
-    s.adds = true;
-    return norm_forward_plan(s).schedule == Schedule::single_wave;
-  };
-  EXPECT_FALSE(few_sums(1, 256, bfloat16, bfloat16));  // one pack per thread
-  EXPECT_TRUE(few_sums(1, 264, bfloat16, bfloat16));
-  EXPECT_TRUE(few_sums(1, 768, bfloat16, float32));
-  EXPECT_TRUE(few_sums(2112, 1024, bfloat16, bfloat16));  // 2 blocks of 8 rows on a multiprocessor
-  EXPECT_FALSE(few_sums(2113, 1024, bfloat16, bfloat16));
-  EXPECT_TRUE(few_sums(132, 16'384, float16, float32));
-  EXPECT_FALSE(few_sums(133, 16'384, float16, float32));
-}
-
-// If there are few rows, clusters have such sizes that all blocks run at once. The choice does not depend on the GPU.
-TEST(NormForwardPlan, FewClusters) {
   struct Expected {
-    std::int64_t rows;
     std::int64_t columns;
     DType x;
     DType weight;
-    bool centered;
-    bool few;
-    int blocks;
-    int packs;
+    bool adds;
+    std::int64_t most_rows;
   };
-  const DType b16 = bfloat16;
-  const DType f32 = float32;
   for (const Expected& e :
-       {Expected{32, 24'896, b16, b16, true, true, 8, 2}, Expected{64, 24'896, b16, b16, true, true, 2, 4},
-        Expected{67, 24'896, b16, b16, true, true, 4, 4}, Expected{67, 24'896, b16, f32, true, false, 8, 2},
-        Expected{100, 24'896, b16, b16, true, false, 8, 2}, Expected{5000, 24'896, b16, b16, true, false, 4, 4},
-        Expected{200, 20'480, b16, b16, false, true, 4, 4}, Expected{300, 20'480, b16, b16, false, false, 8, 4},
-        Expected{300, 20'480, b16, f32, false, false, 8, 2}, Expected{600, 20'480, b16, f32, false, false, 8, 4},
-        Expected{64, 17'472, f32, f32, true, true, 8, 4}, Expected{32, 49'152, f32, f32, true, true, 16, 8},
-        Expected{250, 49'152, f32, f32, true, false, 8, 4}, Expected{8, 98'304, f32, f32, true, true, 8, 8},
-        Expected{30, 98'304, f32, f32, true, false, 16, 4}, Expected{300, 98'304, f32, f32, true, false, 16, 8},
-        Expected{30, 131'072, f32, f32, true, false, 16, 8}}) {
-    NormShape s = shape_of(e.rows, e.columns, e.x, e.weight);
-    s.centered = e.centered;
-    const NormForwardPlan p = norm_forward_plan(s);
-    const std::string what = fmt::format("{} × {}", e.rows, e.columns);
-    EXPECT_EQ(p.schedule == Schedule::single_wave, e.few) << what;
-    EXPECT_EQ(p.blocks, e.blocks) << what;
-    EXPECT_EQ(p.shape.packs, e.packs) << what;
-    s.multiprocessors = 60;
-    EXPECT_EQ(norm_forward_plan(s).blocks, e.blocks) << what;
+       {Expected{768, bfloat16, bfloat16, false, 2112}, Expected{1024, bfloat16, float32, false, 2112},
+        Expected{4096, float16, float16, false, 1056}, Expected{16'384, float16, float32, false, 264},
+        Expected{2048, float32, float32, false, 1056}, Expected{65'536, bfloat16, float32, false, 66},
+        Expected{768, bfloat16, float32, true, 2112}, Expected{16'384, float16, float32, true, 132}}) {
+    const auto is_single = [&](std::int64_t rows, bool parameters) {
+      NormShape s = shape_of(rows, e.columns, e.x, e.weight);
+      s.adds = e.adds;
+      s.parameters = parameters;
+      return norm_forward_plan(s).schedule == Schedule::single_wave;
+    };
+    EXPECT_TRUE(is_single(1, true)) << e.columns;
+    EXPECT_TRUE(is_single(e.most_rows, true)) << e.columns;
+    EXPECT_FALSE(is_single(e.most_rows + 1, true)) << e.columns;
+    EXPECT_FALSE(is_single(1, false)) << e.columns;
+  }
+  for (const NormShape& s : {shape_of(1, 512, bfloat16, bfloat16), shape_of(1, 2048, float64, float64),
+                             shape_of(1, 1001, bfloat16, bfloat16)}) {
+    EXPECT_NE(norm_forward_plan(s).schedule, Schedule::single_wave) << s.columns;
   }
 }
 

@@ -40,7 +40,7 @@ inline NormKernel kernel_of(const kernels::NormForwardPlan& p) {
     case kernels::NormForwardPlan::Kernel::held: return {fmt::format("norm_forward_held_kernel<{}>", kind), arguments};
     case kernels::NormForwardPlan::Kernel::looped: break;
   }
-  return {"norm_forward_looped_kernel", {p.pack}};
+  return {"norm_forward_looped_kernel", {}};
 }
 
 inline NormKernel kernel_of(const kernels::norm_cuda::NormBackwardPlan& p,
@@ -50,13 +50,12 @@ inline NormKernel kernel_of(const kernels::norm_cuda::NormBackwardPlan& p,
   switch (p.kernel) {
     case streamed:
       return {"norm_backward_stream_kernel",
-              {p.pack, p.shape.lanes, p.shape.chunks, p.shape.depth, p.shape.packs, static_cast<int>(p.shape.group),
-               s.cluster}};
+              {p.pack, p.shape.lanes, p.shape.depth, p.shape.packs, static_cast<int>(p.shape.group), s.cluster}};
     case held: return {"norm_backward_held_kernel", {p.pack, layout.threads, layout.elements}};
     case looped:
     case none: break;
   }
-  return {"norm_backward_looped_kernel", {p.pack}};
+  return {"norm_backward_looped_kernel", {}};
 }
 
 struct NormKernelCase {
@@ -129,7 +128,7 @@ inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool cen
                                                  .centered = centered,
                                                  .packs = is_packed(c),
                                                  .clusters = gpu_has_clusters()});
-  const HeldLayout layout = held_layout(c.columns, size, is_packed(c), centered);
+  const HeldLayout layout = held_layout(c.columns, size, p.pack > 1, centered);
   const bool reuses = p.kernel == NormBackwardKernel::streamed ? c.rows > kMeetings * p.teams * p.stream.groups
                                                                : c.rows > p.partial_rows * layout.rows();
   smallest.offer(kernel_of(p, layout), c, reuses);

@@ -11,8 +11,7 @@ void forward_held_sum(const NormForward& args, const NormForwardPlan& plan) {
                              .key = args.dropout.key,
                              .threshold = args.dropout.threshold,
                              .scale = static_cast<float>(args.dropout.scale())};
-    addends.threshold > 0 ? launch_held<16 / sizeof(T), Norm<N::kCentered, Source::dropped_sum>>(a, addends, plan)
-                          : launch_held<16 / sizeof(T), Norm<N::kCentered, Source::sum>>(a, addends, plan);
+    launch_held<16 / sizeof(T), Norm<N::kCentered, /*kAdds=*/true>>(a, addends, plan);
   });
 }
 

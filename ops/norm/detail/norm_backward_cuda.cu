@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   }
 }
 
-NormBackwardPlan plan_of(const NormBackward& args, GradientSource source) {
+NormBackwardPlan plan_of(const NormBackward& args, bool adds) {
   return plan_norm_backward({.rows = args.rows,
                              .columns = args.columns,
                              .size = static_cast<int>(size_of(args.x.dtype())),
@@ -114,7 +114,7 @@ NormBackwardPlan plan_of(const NormBackward& args, GradientSource source) {
                              .packs = fit_packs(args.columns, args.x.dtype(), args.dy, args.x, args.weight, args.dx,
                                                 args.dsum, args.dx_dropped),
                              .clusters = cuda::device_has_clusters(),
-                             .source = source});
+                             .adds = adds});
 }
 
 }  // namespace
@@ -152,20 +152,19 @@ void norm_backward(Cuda, const NormBackward& args) {
   if (!args.dx.defined() || args.rows == 0) {
     return backward_parameters(args);
   }
-  const NormBackwardPlan plan = plan_of(args, GradientSource::y);
+  const NormBackwardPlan plan = plan_of(args, /*adds=*/false);
   if (plan.kernel == NormBackwardKernel::looped) {
-    backward_not_streamed(args, plan, {});
+    backward_looped(args);
     return backward_parameters(args);
   }
   const Tensor partials = allocate_partials(args, plan.partial_rows);
   plan.kernel == NormBackwardKernel::streamed ? backward_streamed(args, plan, partials)
-                                              : backward_not_streamed(args, plan, partials);
+                                              : backward_held(args, plan, partials);
   add_partials(args, partials);
 }
 
 bool add_norm_backward(Cuda, const NormBackward& args) {
-  const NormBackwardPlan plan =
-      plan_of(args, args.dx_dropped.defined() ? GradientSource::y_and_dropped_sum : GradientSource::y_and_sum);
+  const NormBackwardPlan plan = plan_of(args, /*adds=*/true);
   const bool sums_dx = size_of(args.x.dtype()) == 2 && plan.pack > 1 && plan.shape.packs == 1;
   if (plan.kernel != NormBackwardKernel::streamed || (args.dx_bias.defined() && !sums_dx)) {
     return false;

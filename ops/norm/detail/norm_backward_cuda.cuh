@@ -18,12 +18,10 @@ namespace mica::kernels::norm_cuda {
 using namespace rows;
 
 /// The differences between the norms' backward kernels.
-template <bool kCentered_, GradientSource kSource_>
+template <bool kCentered_, bool kAdds_>
 struct NormBackwardPolicy {
   static constexpr bool kCentered = kCentered_;  // x̂ = (x − mean) · rstd, and there may be a bias; else x · rstd
-  static constexpr GradientSource kSource = kSource_;
-  static constexpr bool kAdds = kSource != GradientSource::y;  // adds dsum to dx
-  static constexpr bool kDrops = kSource == GradientSource::y_and_dropped_sum;
+  static constexpr bool kAdds = kAdds_;          // adds dsum to dx, to which dropout may be applied as well
   static constexpr int kMatrices = kAdds ? 3 : 2;  // matrices that are read: x, dy and, if kAdds, dsum
 };
 
@@ -62,7 +60,7 @@ struct BackwardRows {
   W* dweight;            // (N)
   W* dbias;              // (N)
   const T* dsum;         // (M, N)
-  T* dx_dropped;         // (M, N)
+  T* dx_dropped;         // (M, N); null without dropout
   T* dx_bias;            // (N)
   std::uint64_t policy;  // for loads, of the L2 cache
   PhiloxKey key;         // for dropout, like threshold and scale
@@ -98,6 +96,13 @@ struct BackwardRows {
       }
     }
     return result;
+  }
+  /// The same for kernels of both norms: the mean is 0 if x̂ is not centered.
+  __device__ Statistics<T, true> any_statistics(std::int64_t row, bool present = true) const {
+    if (mean != nullptr) {
+      return statistics<true>(row, present);
+    }
+    return {.mean = 0, .rstd = present ? rstd[row] : S(0), .mean_rest = 0};
   }
 };
 
@@ -172,7 +177,10 @@ void backward_parameters(const NormBackward& args);
 void backward_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 void backward_streamed_sum(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
-/// Stage 1 for rows that do not stream: computes dx and the partial sums; for looped rows, dx only.
-void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
+/// Stage 1 for rows that are held in registers: computes dx and the partial sums.
+void backward_held(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
+
+/// Computes dx of rows of any length.
+void backward_looped(const NormBackward& args);
 
 }  // namespace mica::kernels::norm_cuda

@@ -1,9 +1,11 @@
+#include <utility>
+
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
 #include <mica/ops/rows/row_loop.cuh>
 
-// Backward for rows that do not stream: short float32 rows, unaligned rows, float64, and all rows on GPUs before
-// compute capability 9.0.
+// Backward for rows that do not stream: short float32 rows in packs, and, one element at a time, unaligned rows,
+// float64 and all other rows on GPUs before compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //
@@ -26,9 +28,12 @@ constexpr int kHeldBlocks = L::kRows == 1 || L::kElements < 16 ? 1
 template <bool kCentered, class T, class W, class L, int V>
 __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
-  __shared__ typename RowMeans<kCentered, S, L>::Shared shared;
+  using Sums = GradientSums<kCentered, S>;
+  using Threads =
+      RowGroup<Sums, L::kOneWarp ? Group::lanes : Group::block, L::kLanes, /*kSeveral=*/false, /*kBuffers=*/2>;
+  __shared__ typename Threads::Shared shared;
   __shared__ S fold[L::kRows > 1 ? L::kWarps * L::kColumns : 1];
-  RowMeans<kCentered, S, L> row_means(shared);
+  Threads threads(shared);
   ColumnSums<kCentered, S, L> column_sums;
   const std::int64_t step = std::int64_t{gridDim.x} * L::kRows;
   for (std::int64_t first = std::int64_t{blockIdx.x} * L::kRows; first < a.rows; first += step) {
@@ -48,9 +53,10 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
       load_weights_at_once<L, V>(a.weight, columns, weights);
     }
     Elements<kCentered, T, L, V> elements;
-    Sums<S> mine{0, 0};
+    Sums mine{};
     elements.set(xs, dys, weights, statistics, mine, column_sums);
-    const Sums<S> means = row_means.of(mine, a.columns);
+    Sums means = threads.all_reduce(mine);
+    means.for_numbers([&](int, S& sum) { sum /= static_cast<S>(a.columns); });
     for_columns<L, V>(columns, [&](int i, int column, bool inside) {
       if (inside) {
         store(a.dx + begin + column, elements.dx_pack(i, means, statistics.rstd));
@@ -61,99 +67,76 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
 }
 
 // Computes dx only. A block processes a whole row, which it reads twice.
-template <bool kCentered, class T, class W, int V>
-__global__ void __launch_bounds__(kLoopThreads, V == 1 && sizeof(T) < 8 ? 2 : 1)
+template <class T, class W>
+__global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
     norm_backward_looped_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
   using Threads = RowGroup<RowSums<S, 2>, Group::block, kWarp, /*kSeveral=*/false, /*kBuffers=*/2>;
   __shared__ typename Threads::Shared shared;
   Threads threads(shared);
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const auto statistics = a.template statistics<kCentered>(row);
+    const auto statistics = a.any_statistics(row);
     const T* const rows[] = {a.x + row * a.columns, a.dy + row * a.columns};
-    // Calls f(column, x̂, g) for each of the thread's packs.
+    // Calls f(column, x̂, g) for each of the thread's elements.
     const auto for_terms = [&](const auto& f) {
-      for_packs<V>(rows, a.columns, [&](std::int64_t column, const Pack<T, V>(&packs)[2]) {
-        S x_hat[V];
-        S g[V];
-        S w[V];
-        unpack(packs[0], x_hat);
-        unpack(packs[1], g);
-        unpack(load_or<V>(a.weight, column, 1), w);
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          x_hat[j] = statistics.x_hat(x_hat[j]);
-          g[j] *= w[j];
-        }
-        f(column, x_hat, g);
+      for_packs<1>(rows, a.columns, [&](std::int64_t column, const Pack<T, 1>(&packs)[2]) {
+        const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+        f(column, statistics.x_hat(static_cast<S>(packs[0].at[0])), static_cast<S>(packs[1].at[0]) * w);
       });
     };
     RowSums<S, 2> sums{};
-    for_terms([&](std::int64_t, const S(&x_hat)[V], const S(&g)[V]) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        sums.at[0] += kCentered ? g[j] : S(0);
-        sums.at[1] = fma(g[j], x_hat[j], sums.at[1]);
-      }
+    for_terms([&](std::int64_t, S x_hat, S g) {
+      sums.at[0] += g;
+      sums.at[1] = fma(g, x_hat, sums.at[1]);
     });
     sums = threads.all_reduce(sums);
-    const S g_mean = sums.at[0] / static_cast<S>(a.columns);
+    const S g_mean = a.mean != nullptr ? sums.at[0] / static_cast<S>(a.columns) : S(0);
     const S gx_mean = sums.at[1] / static_cast<S>(a.columns);
-    for_terms([&](std::int64_t column, const S(&x_hat)[V], const S(&g)[V]) {
-      S dx[V];
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        dx[j] = (g[j] - g_mean - x_hat[j] * gx_mean) * statistics.rstd;
-      }
-      store(a.dx + row * a.columns + column, pack_of<T>(dx));
+    for_terms([&](std::int64_t column, S x_hat, S g) {
+      a.dx[row * a.columns + column] = static_cast<T>((g - g_mean - x_hat * gx_mean) * statistics.rstd);
     });
   }
 }
 
 // On the host.
 
-// Calls f.operator()<L>() with the layout that held_layout() chooses.
-template <class T, bool kInPacks, bool kCentered, class F>
-void with_layout(std::int64_t columns, const F& f) {
-  constexpr int kMost = kMostHeld<Accumulate<T>>;
-  const HeldLayout layout = held_layout(columns, sizeof(T), kInPacks, kCentered);
-  const auto one_of = [&]<class... L>() {
-    return ((layout == HeldLayout{L::kThreads, L::kBlock, L::kElements} && (f.template operator()<L>(), true)) || ...);
-  };
-  bool done = one_of.template operator()<Layout<8, 256, 8>, Layout<32, 256, 8>, Layout<128, 128, 8>,
-                                         Layout<256, 256, kMost>, Layout<512, 512, kMost>>();
-  if constexpr (!kInPacks && sizeof(T) <= 4) {
-    done = done || one_of.template operator()<Layout<32, 256, 16>>();
-  } else if constexpr (kInPacks && kCentered && sizeof(T) == 2) {
-    done = done || one_of.template operator()<Layout<16, 256, 8>>();
-  } else if constexpr (kInPacks && kCentered && sizeof(T) == 4) {
-    done = done || one_of.template operator()<Layout<32, 256, 4>>();
-  } else if constexpr (kInPacks) {
-    done = done || one_of.template operator()<Layout<128 / kMost, 256, kMost>, Layout<256 / kMost, 256, kMost>>();
-  }
-  check(done, "norm_backward: there is no layout for rows of {}", columns);
-}
-
-template <int V, bool kCentered, class T, class W>
-void launch(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
-  if (plan.kernel == NormBackwardKernel::looped) {
-    norm_backward_looped_kernel<kCentered, T, W, V><<<grid_of(a.rows), kLoopThreads, 0, cuda::current_stream()>>>(a);
-    cuda::check_launch("norm_backward_looped_kernel");
-  } else {
-    with_layout<T, (V > 1), kCentered>(a.columns, [&]<class L>() {
+// Launches the kernel with the layout that held_layout() chooses: it changes only at these numbers of columns.
+template <int V, bool kCentered, class T, class W, int... kEnds>
+void launch_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan, std::integer_sequence<int, kEnds...>) {
+  const auto launch = [&]<int kEnd>() {
+    if (a.columns <= kEnd) {
+      constexpr HeldLayout kLayout = held_layout(kEnd, sizeof(T), (V > 1), kCentered);
+      using L = Layout<kLayout.threads, kLayout.block, kLayout.elements>;
       norm_backward_held_kernel<kCentered, T, W, L, V>
           <<<grid_of(plan.partial_rows), L::kBlock, 0, cuda::current_stream()>>>(a);
       cuda::check_launch("norm_backward_held_kernel");
-    });
-  }
+    }
+    return a.columns <= kEnd;
+  };
+  const bool done = (launch.template operator()<kEnds>() || ...);
+  check(done, "norm_backward: there is no layout for rows of {}", a.columns);
 }
 
 }  // namespace
 
-void backward_not_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
+void backward_held(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
   on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
     const auto a = rows_of<T, W>(args, partials);
-    plan.pack == 1 ? launch<1, kCentered>(a, plan) : launch<16 / sizeof(T), kCentered>(a, plan);
+    if constexpr (sizeof(T) == 4) {
+      if (plan.pack > 1) {
+        return launch_held<4, kCentered>(a, plan, std::integer_sequence<int, 64, 128, kShortRow>{});
+      }
+    }
+    constexpr int kMost = kMostHeld<Accumulate<T>>;
+    launch_held<1, kCentered>(a, plan, std::integer_sequence<int, 32 * kMost, 128 * kMost, 512 * kMost>{});
+  });
+}
+
+void backward_looped(const NormBackward& args) {
+  on_norm<8>(args, [&]<bool, class T, class W>() {
+    norm_backward_looped_kernel<T, W>
+        <<<grid_of(args.rows), kLoopThreads, 0, cuda::current_stream()>>>(rows_of<T, W>(args, {}));
+    cuda::check_launch("norm_backward_looped_kernel");
   });
 }
 

@@ -50,37 +50,9 @@ __device__ void load_share(const T* row, std::int64_t columns, Pack<T, V> (&pack
   });
 }
 
-template <class S>
-struct Sums {
-  S g;   // Σ g, g = dy · weight; 0 if x̂ is not centered
-  S gx;  // Σ g · x̂
-};
-
-/// Adds up the sums of a row's threads: Σ g, if centered, and Σ g · x̂.
-template <bool kCentered, class S, class L>
-class RowMeans {
-  using Threads = RowGroup<RowSums<S, kCentered ? 2 : 1>, L::kOneWarp ? Group::lanes : Group::block, L::kLanes,
-                           /*kSeveral=*/false, /*kBuffers=*/2>;
-
- public:
-  using Shared = typename Threads::Shared;
-
-  __device__ explicit RowMeans(Shared& shared) : threads_(shared) {}
-
-  /// The means over a row of `columns` columns, from the sums of its threads.
-  __device__ Sums<S> of(const Sums<S>& mine, std::int64_t columns) {
-    const S length = static_cast<S>(columns);
-    if constexpr (kCentered) {
-      const auto row = threads_.all_reduce({mine.g, mine.gx});
-      return {row.at[0] / length, row.at[1] / length};
-    } else {
-      return {S(0), threads_.all_reduce({mine.gx}).at[0] / length};
-    }
-  }
-
- private:
-  Threads threads_;
-};
+/// The sums over a row: Σ g · x̂ and, if centered, before it Σ g.
+template <bool kCentered, class S>
+using GradientSums = RowSums<S, kCentered ? 2 : 1>;
 
 // A thread's sums over its rows, for each of its columns.
 template <bool kCentered, class S, class L>
@@ -100,6 +72,7 @@ struct ColumnSums {
 template <bool kCentered, class T, class L, int V>
 struct Elements {
   using S = Accumulate<T>;
+  using Sums = GradientSums<kCentered, S>;
   static constexpr int kPacks = L::kElements / V;
   S x_hat[L::kElements];
   S g[L::kElements];
@@ -107,7 +80,7 @@ struct Elements {
   // Sets the elements, and adds them to the sums over the row (`sums`) and over rows (`columns`).
   template <class W>
   __device__ void set(const Pack<T, V> (&xs)[kPacks], const Pack<T, V> (&dys)[kPacks],
-                      const Pack<W, V> (&weights)[kPacks], const Statistics<T, kCentered>& statistics, Sums<S>& sums,
+                      const Pack<W, V> (&weights)[kPacks], const Statistics<T, kCentered>& statistics, Sums& sums,
                       ColumnSums<kCentered, S, L>& columns) {
 #pragma unroll
     for (int k = 0; k < L::kElements; ++k) {
@@ -115,20 +88,20 @@ struct Elements {
       x_hat[k] = statistics.x_hat(static_cast<S>(xs[k / V].at[k % V]));
       g[k] = dy * static_cast<S>(weights[k / V].at[k % V]);
       if constexpr (kCentered) {
-        sums.g += g[k];
+        sums.at[0] += g[k];
       }
-      sums.gx += g[k] * x_hat[k];
+      sums.at[kCentered] += g[k] * x_hat[k];
       columns.add(k, dy, x_hat[k]);
     }
   }
 
   // dx of element number k. `means` are the means over the row.
-  __device__ S dx(int k, const Sums<S>& means, S rstd) const {
-    const S centered = kCentered ? g[k] - means.g : g[k];
-    return (centered - x_hat[k] * means.gx) * rstd;
+  __device__ S dx(int k, const Sums& means, S rstd) const {
+    const S centered = kCentered ? g[k] - means.at[0] : g[k];
+    return (centered - x_hat[k] * means.at[kCentered]) * rstd;
   }
 
-  __device__ Pack<T, V> dx_pack(int i, const Sums<S>& means, S rstd) const {
+  __device__ Pack<T, V> dx_pack(int i, const Sums& means, S rstd) const {
     S values[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {

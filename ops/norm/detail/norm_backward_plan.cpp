@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 
 #include <mica/ops/norm/detail/norm_backward_plan.h>
 
@@ -6,160 +7,81 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-constexpr std::int64_t kShortRow = 256;
-
 using norm_backward_kernels::by_block;
 using norm_backward_kernels::by_cluster;
 using norm_backward_kernels::by_lanes;
-using norm_backward_kernels::DroppedSumsOf16Bits;
 using norm_backward_kernels::Of16Bits;
 using norm_backward_kernels::OfFloat32;
 using norm_backward_kernels::SumsOf16Bits;
 using norm_backward_kernels::SumsOfFloat32;
+using rows::ceil_div;
 using rows::Group;
 using rows::kPersistentBlocks;
 using rows::persistent_blocks;
 
-/// Which kernel streams rows, and how many blocks share each.
-struct StreamShape {
+/// A line of a table: this kernel streams rows of up to `columns` columns. `cluster` blocks share a row.
+struct Line {
+  std::int64_t columns;
   StreamKernel kernel;
   int cluster = 1;
 };
 
-constexpr StreamShape kNone{{Group::block, 32, 0, 0, 1}};  // rows do not stream
+// Measured on an H200. If 8 blocks shared rows of up to 16384 columns, many threads would have none.
+constexpr Line kOf16Bits[] = {{64, Of16Bits::get(by_lanes(8, 1, 4))},       {128, Of16Bits::get(by_lanes(16, 1, 4))},
+                              {256, Of16Bits::get(by_lanes(32, 1, 4))},     {384, Of16Bits::get(by_lanes(32, 2, 2))},
+                              {1024, Of16Bits::get(by_block(1, 3))},        {8192, Of16Bits::get(by_block(2, 2))},
+                              {16384, Of16Bits::get(by_cluster(2, 4)), 4},  {65536, Of16Bits::get(by_cluster(2, 4)), 8},
+                              {262144, Of16Bits::get(by_cluster(4, 3)), 16}};
+constexpr Line kOfFloat32[] = {{4096, OfFloat32::get(by_block(2, 2))},
+                               {8192, OfFloat32::get(by_block(4, 2))},
+                               {32768, OfFloat32::get(by_cluster(2, 4)), 8},
+                               {65536, OfFloat32::get(by_cluster(4, 3)), 8},
+                               {131072, OfFloat32::get(by_cluster(4, 3)), 16}};
 
-// The smallest number of blocks whose threads, with `elements` elements each, can hold a row; 0 if even 16 blocks
-// cannot.
-int cluster_of(std::int64_t columns, int elements) {
-  int cluster = 1;
-  while (cluster <= 16 && columns > std::int64_t{cluster} * kMostThreads * elements) {
-    cluster *= 2;
-  }
-  return cluster <= 16 ? cluster : 0;
-}
+// The same for rows of three matrices: x, dy and dsum. With one pack per thread, dx_bias is computed as well.
+constexpr Line kSumsOf16Bits[] = {
+    {128, SumsOf16Bits::get(by_lanes(16, 1, 4))},     {256, SumsOf16Bits::get(by_lanes(32, 1, 4))},
+    {2048, SumsOf16Bits::get(by_block(1, 3))},        {8192, SumsOf16Bits::get(by_block(2, 2))},
+    {16384, SumsOf16Bits::get(by_cluster(2, 4)), 4},  {65536, SumsOf16Bits::get(by_cluster(2, 4)), 8},
+    {131072, SumsOf16Bits::get(by_cluster(2, 4)), 16}};
+constexpr Line kSumsOfFloat32[] = {
+    {128, SumsOfFloat32::get(by_lanes(16, 2, 4))},    {256, SumsOfFloat32::get(by_lanes(32, 2, 4))},
+    {4096, SumsOfFloat32::get(by_block(2, 2))},       {8192, SumsOfFloat32::get(by_cluster(2, 4)), 2},
+    {32768, SumsOfFloat32::get(by_cluster(2, 4)), 8}, {65536, SumsOfFloat32::get(by_cluster(2, 4)), 16}};
 
-// Short rows: 8 elements for each lane, in `kPacks` packs.
-template <class List, int kPacks>
-StreamShape shape_of_short_rows(std::int64_t columns) {
-  return {columns <= 64    ? List::get(by_lanes(8, kPacks, 4))
-          : columns <= 128 ? List::get(by_lanes(16, kPacks, 4))
-                           : List::get(by_lanes(32, kPacks, 4))};
-}
-
-// Longer rows of 16-bit elements, read in packs of 8. Measured on an H200.
-StreamShape shape_of_16_bits(std::int64_t columns, int weight_size) {
-  if (columns <= 384) {
-    return {Of16Bits::get(by_lanes(32, 2, 2))};
+/// The table for these rows; none if they do not stream. Short float32 rows are faster if they are held.
+std::span<const Line> table_of(const NormBackwardCase& c) {
+  if (!c.packs || !c.clusters || (c.size == 4 && !c.adds && c.columns <= kShortRow)) {
+    return {};
   }
-  if (columns <= 512 || (columns > 672 && columns <= 1280)) {
-    return {Of16Bits::get(by_block(1, 3))};
+  if (c.adds) {
+    return c.size == 2 ? std::span<const Line>(kSumsOf16Bits) : kSumsOfFloat32;
   }
-  if (columns <= 10240) {
-    return {columns <= 8192 ? Of16Bits::get(by_block(2, 2)) : Of16Bits::get(by_block(3, 2))};
-  }
-  if (columns <= 16384) {
-    return {Of16Bits::get(by_cluster(2, 4)), 2};
-  }
-  const int cluster = columns <= 131072 ? 8 : cluster_of(columns, 32);
-  if (cluster == 0) {
-    return kNone;
-  }
-  if (columns > std::int64_t{cluster} * kMostThreads * 16 && columns <= std::int64_t{cluster} * kMostThreads * 24) {
-    return {Of16Bits::get(by_cluster(3, 3)), cluster};  // with 4 packs, a quarter of the threads or more would idle
-  }
-  // Whether shared memory has room for 6 chunks beside the weights.
-  const bool has_room = weight_size == 2 || columns <= std::int64_t{cluster} * 448 * 32;
-  return {has_room ? Of16Bits::get(by_cluster(4, 6, 2)) : Of16Bits::get(by_cluster(4, 5, 2)), cluster};
-}
-
-// The same for float32, read in packs of 4.
-StreamShape shape_of_float32(std::int64_t columns) {
-  if (columns <= 8192) {
-    return {columns <= 1024 ? OfFloat32::get(by_block(2, 2)) : OfFloat32::get(by_block(4, 2))};
-  }
-  if (columns <= 131072) {
-    return {OfFloat32::get(by_cluster(4, 3)), columns <= 65536 ? 8 : 16};
-  }
-  if (columns <= 196608) {
-    return {OfFloat32::get(by_cluster(6, 5, 3)), 16};
-  }
-  const int cluster = cluster_of(columns, 32);
-  return cluster == 0 ? kNone : StreamShape{OfFloat32::get(by_cluster(8, 5, 4)), cluster};
-}
-
-// The same for rows of three matrices: x, dy and dsum.
-template <class List>
-StreamShape shape_of_sums_of_16_bits(std::int64_t columns, bool drops) {
-  if (columns <= kShortRow) {
-    return shape_of_short_rows<List, 1>(columns);
-  }
-  if (columns <= 8192) {
-    return {columns <= 1536 ? List::get(by_block(1, 4)) : List::get(by_block(2, 2))};
-  }
-  if (columns <= 12288 && !drops) {
-    return {SumsOf16Bits::get(by_block(3, 2))};
-  }
-  const int cluster = cluster_of(columns, 16);
-  return cluster == 0 ? kNone : StreamShape{List::get(by_cluster(2, 4)), cluster};
-}
-StreamShape shape_of_sums_of_float32(std::int64_t columns) {
-  if (columns <= kShortRow) {
-    return shape_of_short_rows<SumsOfFloat32, 2>(columns);
-  }
-  if (columns <= 8192) {
-    return {columns <= 1024 ? SumsOfFloat32::get(by_block(2, 2)) : SumsOfFloat32::get(by_block(4, 2))};
-  }
-  const int cluster = cluster_of(columns, 8);
-  return cluster == 0 ? kNone : StreamShape{SumsOfFloat32::get(by_cluster(2, 4)), cluster};
-}
-
-StreamShape shape_of(const NormBackwardCase& c) {
-  if (!c.packs) {
-    return kNone;
-  }
-  const bool is_short = c.columns <= kShortRow;
-  if (c.size == 4) {
-    if (c.source == GradientSource::y) {
-      return is_short ? kNone : shape_of_float32(c.columns);
-    }
-    return shape_of_sums_of_float32(c.columns);
-  }
-  switch (c.source) {
-    case GradientSource::y:
-      return is_short ? shape_of_short_rows<Of16Bits, 1>(c.columns) : shape_of_16_bits(c.columns, c.weight_size);
-    case GradientSource::y_and_sum: return shape_of_sums_of_16_bits<SumsOf16Bits>(c.columns, /*drops=*/false);
-    case GradientSource::y_and_dropped_sum:
-      return shape_of_sums_of_16_bits<DroppedSumsOf16Bits>(c.columns, /*drops=*/true);
-  }
-  return kNone;
+  return c.size == 2 ? std::span<const Line>(kOf16Bits) : kOfFloat32;
 }
 
 // The number of teams to launch: blocks, or clusters.
 std::int64_t stream_teams(const StreamPlan& p, std::int64_t rows) {
-  return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, (rows + p.groups - 1) / p.groups);
+  return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, ceil_div(rows, p.groups));
 }
 
-// How `shape` divides rows among threads, and the layout of shared memory. No threads if there is not enough of it.
-StreamPlan stream_plan(const NormBackwardCase& c, const StreamShape& shape) {
-  constexpr std::int64_t kUnit = 64;  // columns; slabs are multiples of it
-  const StreamKernel& kernel = shape.kernel;
-  StreamPlan p{.cluster = shape.cluster};
-  if (kernel.packs == 0) {
-    return p;
-  }
+// How a line divides rows among threads, and the layout of shared memory. No threads if there is not enough of it.
+StreamPlan stream_plan(const NormBackwardCase& c, const Line& line) {
+  const StreamKernel& kernel = line.kernel;
+  StreamPlan p{.cluster = line.cluster};
   const int pack = 16 / c.size;
   const int elements = kernel.packs * pack;  // of a row, per thread
-  p.slab = static_cast<int>((c.columns + p.cluster * kUnit - 1) / (p.cluster * kUnit) * kUnit);
-  p.threads = kernel.group == Group::warp ? kernel.lanes : (p.slab + elements * 32 - 1) / (elements * 32) * 32;
+  const rows::RowShare share = rows::share_row(c.columns, kernel, pack, p.cluster);
+  p.slab = static_cast<int>(share.slab);
+  p.threads = static_cast<int>(share.threads);
   p.groups = std::max(1, kMostThreads / p.threads);
-  const bool drops = c.source == GradientSource::y_and_dropped_sum;
-  const int matrices = c.source == GradientSource::y ? 2 : 3;
-  p.kept_bytes = weights_in_registers(elements, kernel.lanes, drops) ? 0 : p.threads * elements * c.weight_size;
-  const int chunk_bytes = p.block() * elements / kernel.chunks * matrices * c.size;
+  const int matrices = c.adds ? 3 : 2;
+  p.kept_bytes = weights_in_registers(elements, kernel.lanes) ? 0 : p.threads * elements * c.weight_size;
+  const int row_bytes = p.block() * elements * matrices * c.size;  // of all groups
   // Rows of partials that a block adds up.
   const int folds = std::max(1, p.block() / std::max(32, p.threads));
   const int fold_bytes = folds > 1 ? matrices * folds * p.slab * 4 : 0;
-  p.stream_bytes = std::max(fold_bytes, kernel.depth * chunk_bytes);
+  p.stream_bytes = std::max(fold_bytes, kernel.depth * row_bytes);
   if (p.block() > kMostThreads || p.shared_bytes() > kStreamShared) {
     p.threads = 0;
   }
@@ -178,36 +100,42 @@ std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
 
 }  // namespace
 
-NormBackwardPlan plan_norm_backward(const NormBackwardCase& c) {
-  if (c.size <= 4 && c.clusters) {
-    const StreamShape shape = shape_of(c);
-    const StreamPlan stream = stream_plan(c, shape);
-    if (stream.threads > 0) {
-      const std::int64_t teams = teams_of(c, stream);
-      return {.kernel = NormBackwardKernel::streamed,
-              .partial_rows = teams,
-              .teams = teams,
-              .pack = 16 / c.size,
-              .shape = shape.kernel,
-              .stream = stream};
+NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
+  NormBackwardCase c = given;
+  c.packs = c.packs && c.size <= 4;
+  for (const Line& line : table_of(c)) {
+    if (c.columns > line.columns) {
+      continue;
     }
+    const StreamPlan stream = stream_plan(c, line);
+    if (stream.threads == 0) {
+      break;
+    }
+    const std::int64_t teams = teams_of(c, stream);
+    return {.kernel = NormBackwardKernel::streamed,
+            .partial_rows = teams,
+            .teams = teams,
+            .pack = 16 / c.size,
+            .shape = line.kernel,
+            .stream = stream};
   }
-  if (c.source != GradientSource::y) {
+  if (c.adds) {
     return {};
   }
-  const int pack = c.packs ? 16 / c.size : 1;
   if (c.columns > 512 * 64 / std::max(c.size, 4)) {
-    return {.kernel = NormBackwardKernel::looped, .pack = pack};
+    return {.kernel = NormBackwardKernel::looped};
   }
-  const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
+  const bool packs = c.packs && c.size == 4 && c.columns <= kShortRow;
+  const HeldLayout layout = held_layout(c.columns, c.size, packs, c.centered);
   // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x. With single
   // elements, more loads must be in flight.
-  const int blocks = layout.rows() == 1     ? (c.packs ? 65536 : 131072) / layout.block
+  const int blocks = layout.rows() == 1     ? 131072 / layout.block
                      : layout.elements < 16 ? 512
                      : layout.threads == 32 ? 2 * kPersistentBlocks
                                             : 3 * kPersistentBlocks;
-  const std::int64_t wanted = (c.rows + layout.rows() - 1) / layout.rows();
-  return {.kernel = NormBackwardKernel::held, .partial_rows = std::min<std::int64_t>(wanted, blocks), .pack = pack};
+  return {.kernel = NormBackwardKernel::held,
+          .partial_rows = std::min<std::int64_t>(ceil_div(c.rows, layout.rows()), blocks),
+          .pack = packs ? 4 : 1};
 }
 
 namespace {
@@ -220,8 +148,6 @@ constexpr int kNarrowTile = 128;  // bytes
 constexpr int kLeastRows = 2;     // per thread
 constexpr int kLeastBatches = 4;  // per thread
 constexpr int kManyBatches = 16;  // per thread, from which on partial sums in memory pay off
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

@@ -9,10 +9,6 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Where the gradient of the normalized matrix comes from: from y alone, or from y and from the sum itself, whose
-/// gradient (dsum) is added. With y_and_dropped_sum, there is a second result, to which dropout is applied.
-enum class GradientSource { y, y_and_sum, y_and_dropped_sum };
-
 enum class NormBackwardKernel {
   streamed,  // rows stream through shared memory
   held,      // rows are held in registers
@@ -23,12 +19,12 @@ enum class NormBackwardKernel {
 struct NormBackwardCase {
   std::int64_t rows;
   std::int64_t columns;
-  int size;         // of an element of x, in bytes
-  int weight_size;  // of an element of weight and bias, in bytes
-  bool centered;    // a layer norm, which may have a bias
-  bool packs;       // rows can be read in packs of 16 bytes
-  bool clusters;    // the GPU has compute capability 9.0
-  GradientSource source = GradientSource::y;
+  int size;           // of an element of x, in bytes
+  int weight_size;    // of an element of weight and bias, in bytes
+  bool centered;      // a layer norm, which may have a bias
+  bool packs;         // rows can be read in packs of 16 bytes; float64 is not
+  bool clusters;      // the GPU has compute capability 9.0
+  bool adds = false;  // of a sum, which has a gradient of its own (dsum) besides that through y
 };
 
 constexpr int kMostThreads = 512;          // of a block that streams rows
@@ -46,40 +42,32 @@ struct alignas(16) MeetingPlaces {
   float numbers[kMeetings][2][kMostMembers];
 };
 
-/// A kernel that streams rows: who shares a row, by how many lanes of a warp, and a thread's packs of it. A row is cut
-/// into chunks; the ring in shared memory has `depth` of them.
+/// A kernel that streams rows: who shares a row, by how many lanes of a warp, a thread's packs of it, and how many rows
+/// the ring in shared memory has room for.
 struct StreamKernel {
   rows::Group group;
   int lanes;
   int packs;
   int depth;
-  int chunks;
 
   bool operator==(const StreamKernel&) const = default;
 };
 
-// The kernels, by the size of an element and by GradientSource.
+// The kernels, by the size of an element; those of sums also read dsum.
 namespace norm_backward_kernels {
 
 using rows::Group;
 using rows::Kernels;
 
-constexpr StreamKernel by_lanes(int lanes, int packs, int depth) { return {Group::warp, lanes, packs, depth, 1}; }
-constexpr StreamKernel by_block(int packs, int depth) { return {Group::block, 32, packs, depth, 1}; }
-constexpr StreamKernel by_cluster(int packs, int depth, int chunks = 1) {
-  return {Group::cluster, 32, packs, depth, chunks};
-}
+constexpr StreamKernel by_lanes(int lanes, int packs, int depth) { return {Group::warp, lanes, packs, depth}; }
+constexpr StreamKernel by_block(int packs, int depth) { return {Group::block, 32, packs, depth}; }
+constexpr StreamKernel by_cluster(int packs, int depth) { return {Group::cluster, 32, packs, depth}; }
 
 using Of16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_lanes(32, 2, 2), by_block(1, 3),
-                         by_block(2, 2), by_block(3, 2), by_cluster(2, 4), by_cluster(3, 3), by_cluster(4, 5, 2),
-                         by_cluster(4, 6, 2)>;
-using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4), by_block(2, 2),
-                             by_block(3, 2), by_cluster(2, 4)>;
-using DroppedSumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 4),
-                                    by_block(2, 2), by_cluster(2, 4)>;
-using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(4, 3), by_cluster(6, 5, 3), by_cluster(8, 5, 4)>;
-using SumsOfFloat32 = Kernels<by_lanes(8, 2, 4), by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_block(4, 2),
-                              by_cluster(2, 4)>;
+                         by_block(2, 2), by_cluster(2, 4), by_cluster(4, 3)>;
+using SumsOf16Bits = Kernels<by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 3), by_block(2, 2), by_cluster(2, 4)>;
+using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(2, 4), by_cluster(4, 3)>;
+using SumsOfFloat32 = Kernels<by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_cluster(2, 4)>;
 
 }  // namespace norm_backward_kernels
 
@@ -102,10 +90,8 @@ struct StreamPlan {
 };
 
 /// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, if
-/// `lanes` lanes of a warp share a row. `drops`: dropout is applied.
-constexpr bool weights_in_registers(int elements, int lanes, bool drops) {
-  return elements <= (lanes < 32 ? 8 : 16) && !drops;
-}
+/// `lanes` lanes of a warp share a row.
+constexpr bool weights_in_registers(int elements, int lanes) { return elements <= (lanes < 32 ? 8 : 16); }
 
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
@@ -113,7 +99,7 @@ struct NormBackwardPlan {
   std::int64_t teams = 0;         // that share the rows, if these are streamed
   int pack = 1;                   // columns per load
   // For streamed rows:
-  StreamKernel shape = {rows::Group::block, 32, 0, 0, 1};
+  StreamKernel shape = {rows::Group::block, 32, 0, 0};
   StreamPlan stream = {};
 };
 
@@ -134,25 +120,20 @@ struct HeldLayout {
   bool operator==(const HeldLayout&) const = default;
 };
 
-/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes; then fewer
-/// threads share a short row, and each reads several packs. A layer norm (`centered`) also has sums for its bias, which
-/// take registers, so its threads hold fewer elements; the order of a row's sums is the same as with 32 threads per
-/// row.
+constexpr int kShortRow = 256;  // columns of the longest float32 row in packs that is held
+
+/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes, which is so
+/// for float32 rows of up to kShortRow columns only. In an RMS norm, fewer threads share such a row, and each reads
+/// several packs; a layer norm (`centered`) also has sums for its bias, which take registers.
 constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, bool centered) {
   const int most = 64 / (size < 4 ? 4 : size);
-  if (packs && !centered && columns > 64 && columns <= 256) {
-    return {(columns <= 128 ? 128 : 256) / most, 256, most};
+  if (packs) {
+    return columns <= 64    ? HeldLayout{8, 256, 8}
+           : columns <= 128 ? (centered ? HeldLayout{32, 256, 4} : HeldLayout{8, 256, 16})
+                            : (centered ? HeldLayout{32, 256, 8} : HeldLayout{16, 256, 16});
   }
-  if (!packs && columns > 256 && columns <= 512 && size <= 4) {
-    return {32, 256, 16};  // a warp for each row, so that more rows are in flight
-  }
-  if (packs && centered && columns > 64 && columns <= 128 && size <= 4) {
-    return size == 2 ? HeldLayout{16, 256, 8} : HeldLayout{32, 256, 4};
-  }
-  return columns <= 64           ? HeldLayout{8, 256, 8}
-         : columns <= 256        ? HeldLayout{32, 256, 8}
-         : columns <= 1024       ? HeldLayout{128, 128, 8}
-         : columns <= 256 * most ? HeldLayout{256, 256, most}
+  return columns <= 32 * most    ? HeldLayout{32, 256, most}
+         : columns <= 128 * most ? HeldLayout{128, 128, most}
                                  : HeldLayout{512, 512, most};
 }
 

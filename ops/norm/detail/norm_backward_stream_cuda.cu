@@ -4,7 +4,7 @@ namespace mica::kernels::norm_cuda {
 
 void backward_streamed(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
   on_norm<4>(args, [&]<bool kCentered, class T, class W>() {
-    launch_streamed<NormBackwardPolicy<kCentered, GradientSource::y>>(rows_of<T, W>(args, partials), plan);
+    launch_streamed<NormBackwardPolicy<kCentered, /*kAdds=*/false>>(rows_of<T, W>(args, partials), plan);
   });
 }
 

@@ -9,7 +9,7 @@
 // Stage 1 of backward for rows that stream through shared memory. A thread has the same columns of all its rows, and
 // passes over each row twice:
 //
-//     x, dy ──copies──▶ chunks in shared memory ──pass 1──▶ Σ g, Σ g · x̂ ──Meeting──▶ the row's sums
+//     x, dy ──copies──▶ rows in shared memory ──pass 1──▶ Σ g, Σ g · x̂ ──Meeting──▶ the row's sums
 //                          │                        └──▶ dweight, dbias of the thread's columns, in registers
 //                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
@@ -47,9 +47,6 @@ class StreamedBackward {
         statistics_(a, at_),
         weights_(a.weight, p, at_, memory),
         reciprocal_(1.0f / static_cast<float>(a.columns)) {
-    if constexpr (Policy::kDrops) {
-      key_ = absolute_key(a.key);
-    }
     meeting_.open();
     cuda::allow_dependents();
   }
@@ -70,7 +67,7 @@ class StreamedBackward {
       if constexpr (kAhead) {
         Row next{row.offset + at_.step * a_.columns, statistics_.take(), true};
         if (index + at_.step < a_.rows) {
-          meeting_.leave(begin_row(next, after(place), D - 1 - C));
+          meeting_.leave(begin_row(next, Ahead::next(place), D - 2));
         }
         end_row(row, place, meeting_.take());
         row = next;
@@ -84,7 +81,7 @@ class StreamedBackward {
         end_row(row, place, sums);
         row.offset += at_.step * a_.columns;
       }
-      place = after(place);
+      place = Ahead::next(place);
     }
     write_partials();
   }
@@ -92,21 +89,18 @@ class StreamedBackward {
  private:
   static constexpr int V = Shape::V;
   static constexpr int P = Shape::P;
-  static constexpr int C = Shape::C;
   static constexpr int D = Shape::D;
   static constexpr int kLanes = Shape::kLanes;
-  static constexpr int kChunk = Shape::kChunk;
   static constexpr Group kGroup = Shape::kGroup;
   static constexpr int kElements = P * V;
   static constexpr bool kCentered = Policy::kCentered;
   // Whether pass 1 of a row precedes pass 2 of the previous row.
-  static constexpr bool kAhead = kGroup == Group::cluster && D >= 2 * C;
-  // If a thread has at most this many elements of a row, x̂ and g can stay in registers.
-  static constexpr int kMostHeldElements = Policy::kDrops ? 8 : 16;
-  static constexpr bool kHeld = kGroup != Group::cluster && C == 1 && kElements <= kMostHeldElements;
-  // Pass 2 reads nothing from shared memory, so pass 1 can already replace a chunk by a later one.
+  static constexpr bool kAhead = kGroup == Group::cluster;
+  // Whether x̂ and g of a row stay in registers: a thread has room for this many elements.
+  static constexpr bool kHeld = kGroup != Group::cluster && kElements <= 16;
+  // Pass 2 reads nothing from shared memory, so pass 1 can already replace a row by a later one.
   static constexpr bool kFetchEarly = kHeld && !Policy::kAdds;
-  static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, kLanes, Policy::kDrops);
+  static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, kLanes);
   // Pass 1 skips absent packs by branches.
   static constexpr bool kBranches = !kWeightsInRegisters || Policy::kAdds;
   static constexpr bool kSumsDx = Policy::kAdds && sizeof(T) == 2 && P == 1;
@@ -125,20 +119,12 @@ class StreamedBackward {
     return {at_.first * a_.columns + at_.begin + std::int64_t{at_.first_pack} * V, {}, true};
   }
 
-  __device__ static int after(int place) {  // the place of the next row
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      place = Ahead::next(place);
-    }
-    return place;
-  }
-
-  /// Reads pack i of a row from its chunk's place, and computes x̂ and g. Returns dy.
+  /// Reads pack i of a row from its place, and computes x̂ and g. Returns dy.
   __device__ void look(const Row& row, int place, int i, float (&dy)[V]) {
     float x[V];
     float w[V];
-    ahead_.values(place, 0, i % kChunk, x);
-    ahead_.values(place, 1, i % kChunk, dy);
+    ahead_.values(place, 0, i, x);
+    ahead_.values(place, 1, i, dy);
     weights_.at(i, w);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -148,38 +134,35 @@ class StreamedBackward {
   }
 
   /// Pass 1 of a row: adds to dweight and dbias, and returns the row's sums over kLanes lanes. The lower half of these
-  /// lanes gets Σ g, the upper half Σ g · x̂; if not centered, all get Σ g · x̂. `pending` chunks after the row's first
-  /// one may still be in flight.
+  /// lanes gets Σ g, the upper half Σ g · x̂; if not centered, all get Σ g · x̂. `pending` later rows may still be in
+  /// flight.
   __device__ float begin_row(const Row& row, int place, int pending) {
     float g_sum = 0;
     float gx_sum = 0;
+    cuda::wait_copies(pending);
 #pragma unroll
-    for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
-      cuda::wait_copies(pending - c);
+    for (int i = 0; i < P; ++i) {
+      // Without kBranches, absent packs are added too, since they and their weights are zeros. Branches keep the
+      // compiler from loading many packs at once, which would fill the registers.
+      if (!kBranches || i < at_.packs) {
+        float dy[V];
+        look(row, place, i, dy);
 #pragma unroll
-      for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
-        // Without kBranches, absent packs are added too, since they and their weights are zeros. Branches keep the
-        // compiler from loading many packs at once, which would fill the registers.
-        if (!kBranches || i < at_.packs) {
-          float dy[V];
-          look(row, place, i, dy);
-#pragma unroll
-          for (int j = 0; j < V; ++j) {
-            const int k = held(i) + j;
-            if constexpr (kCentered) {
-              g_sum = __fadd_rn(g_sum, g_[k]);  // keeps the compiler from fusing the product dy · w with the addition
-            }
-            gx_sum = fma(g_[k], x_hat_[k], gx_sum);
-            dweight_[i * V + j] = fma(dy[j], x_hat_[k], dweight_[i * V + j]);
-            if constexpr (kCentered) {
-              dbias_[i * V + j] += dy[j];
-            }
+        for (int j = 0; j < V; ++j) {
+          const int k = held(i) + j;
+          if constexpr (kCentered) {
+            g_sum = __fadd_rn(g_sum, g_[k]);  // keeps the compiler from fusing the product dy · w with the addition
+          }
+          gx_sum = fma(g_[k], x_hat_[k], gx_sum);
+          dweight_[i * V + j] = fma(dy[j], x_hat_[k], dweight_[i * V + j]);
+          if constexpr (kCentered) {
+            dbias_[i * V + j] += dy[j];
           }
         }
       }
-      if constexpr (kFetchEarly) {
-        ahead_.fetch(place, (D + c) % C);
-      }
+    }
+    if constexpr (kFetchEarly) {
+      ahead_.fetch(place);
     }
     return kCentered ? sum_pair_of_lanes<kLanes>(g_sum, gx_sum) : sum_lanes<kLanes>(gx_sum);
   }
@@ -195,34 +178,31 @@ class StreamedBackward {
     const float slope = -gx_sum * reciprocal_ * rstd;
     const int packs = kLanes == kWarp || row.present ? at_.packs : 0;
 #pragma unroll
-    for (int c = 0; c < C; ++c, place = Ahead::next(place)) {
-#pragma unroll
-      for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
-        if (i < packs) {
-          float values[V];
-          if constexpr (!kHeld) {
-            look(row, place, i, values);
-          }
-#pragma unroll
-          for (int j = 0; j < V; ++j) {
-            const int k = held(i) + j;
-            values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
-          }
-          if constexpr (Policy::kAdds) {
-            add_dsum(row, place, i, values);
-          }
-          write_dx(row, i, values);
+    for (int i = 0; i < P; ++i) {
+      if (i < packs) {
+        float values[V];
+        if constexpr (!kHeld) {
+          look(row, place, i, values);
         }
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const int k = held(i) + j;
+          values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
+        }
+        if constexpr (Policy::kAdds) {
+          add_dsum(row, place, i, values);
+        }
+        write_dx(row, i, values);
       }
-      if constexpr (!kFetchEarly) {
-        ahead_.fetch(place, (D + c) % C);
-      }
+    }
+    if constexpr (!kFetchEarly) {
+      ahead_.fetch(place);
     }
   }
 
   __device__ void add_dsum(const Row& row, int place, int i, float (&values)[V]) const {
     float dsum[V];
-    ahead_.values(place, 2, i % kChunk, dsum);
+    ahead_.values(place, 2, i, dsum);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       values[j] += dsum[j];
@@ -235,9 +215,11 @@ class StreamedBackward {
     if (!Policy::kAdds || a_.dx != nullptr) {
       store_pack(a_.dx + element, pack_of<T>(values));
     }
-    if constexpr (Policy::kDrops) {
-      drop_pack(values, element, key_, a_.threshold, a_.scale);
-      store_pack(a_.dx_dropped + element, pack_of<T>(values));
+    if constexpr (Policy::kAdds) {
+      if (a_.dx_dropped != nullptr) {
+        drop_pack(values, element, absolute_key(a_.key), a_.threshold, a_.scale);
+        store_pack(a_.dx_dropped + element, pack_of<T>(values));
+      }
     }
     if constexpr (kSumsDx) {
 #pragma unroll
@@ -327,8 +309,8 @@ class StreamedBackward {
     }
   }
 
-  /// The index in the partial sums of the block's first column, in its row.
-  __device__ std::int64_t first_partial() const { return at_.partial_row(p_) * a_.columns + at_.begin; }
+  /// The index in the partial sums of the block's first column, in its row: each team has one.
+  __device__ std::int64_t first_partial() const { return Shape::Place::team(p_) * a_.columns + at_.begin; }
 
   /// Whether the thread's sums go through shared memory, since several threads have the same columns.
   __device__ bool folds_in_memory() const { return kLanes < kWarp || p_.groups > 1; }
@@ -345,7 +327,6 @@ class StreamedBackward {
   StatisticsAhead<T, W, kCentered, Shape> statistics_;
   const Weights<W, Shape, kWeightsInRegisters> weights_;
   const float reciprocal_;
-  PhiloxKey key_{};
   float dweight_[kElements] = {};
   float dbias_[kCentered ? kElements : 1] = {};
   float dx_bias_[kSumsDx ? kElements : 1] = {};
@@ -370,22 +351,17 @@ template <class Policy, class T>
 using StreamKernels = std::conditional_t<
     sizeof(T) == 4,
     std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOfFloat32, norm_backward_kernels::OfFloat32>,
-    std::conditional_t<
-        Policy::kDrops, norm_backward_kernels::DroppedSumsOf16Bits,
-        std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOf16Bits, norm_backward_kernels::Of16Bits>>>;
+    std::conditional_t<Policy::kAdds, norm_backward_kernels::SumsOf16Bits, norm_backward_kernels::Of16Bits>>;
 
 /// Launches the kernel that the plan has chosen.
 template <class Policy, class T, class W>
 void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   const StreamPlan& p = plan.stream;
   const bool found = StreamKernels<Policy, T>::call(plan.shape, [&]<StreamKernel kKernel>() {
-    // 16-bit weights always leave room for 6 chunks.
-    if constexpr (kKernel.depth != 5 || sizeof(W) == 4) {
-      cuda::Launch(static_cast<unsigned>(plan.teams * p.cluster), dim3(p.threads, p.groups), p.shared_bytes())
-          .cluster(p.cluster)
-          .run(norm_backward_stream_kernel<Policy, T, W, StreamShape<16 / sizeof(T), kKernel>>,
-               "norm_backward_stream_kernel", a, p);
-    }
+    cuda::Launch(static_cast<unsigned>(plan.teams * p.cluster), dim3(p.threads, p.groups), p.shared_bytes())
+        .cluster(p.cluster)
+        .run(norm_backward_stream_kernel<Policy, T, W, StreamShape<16 / sizeof(T), kKernel>>,
+             "norm_backward_stream_kernel", a, p);
   });
   check(found, "norm_backward: no kernel streams {} packs a thread", plan.shape.packs);
 }

@@ -5,16 +5,9 @@
 #include <cstdint>
 
 #include <mica/ops/norm/detail/norm_backward_stream_shape_cuda.cuh>
+#include <mica/ops/rows/row_group.cuh>
 
 namespace mica::kernels::norm_cuda {
-
-/// Sums a and b over kLanes lanes. Returns the sum of a in the lower half of these lanes, that of b in the upper half.
-template <int kLanes>
-__device__ float sum_pair_of_lanes(float a, float b) {
-  const bool upper = threadIdx.x % kLanes >= kLanes / 2;
-  const float mine = (upper ? b : a) + __shfl_xor_sync(kAllLanes, upper ? a : b, kLanes / 2);
-  return sum_lanes<kLanes / 2>(mine);
-}
 
 /// Adds up two numbers per warp of a team through shared memory. Each member of the team leaves its two numbers, and
 /// all members read those of all others. Members are the warps of a block or, in a cluster, its up to 16 blocks, each

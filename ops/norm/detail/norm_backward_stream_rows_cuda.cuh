@@ -1,6 +1,6 @@
 #pragma once
 
-// Streamed rows: copies the matrices that are read through shared memory, chunk after chunk, ahead of their use.
+// Streamed rows: copies the matrices that are read through shared memory, row after row, ahead of their use.
 
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_stream_shape_cuda.cuh>
@@ -23,16 +23,16 @@ class RowsAhead {
         ring_(memory + p.stream_begin()) {
 #pragma unroll 1
     for (int i = 0; i < Shape::D; ++i) {
-      fetch(i, i % Shape::C);
+      fetch(i);
     }
   }
 
-  /// Starts copying the next chunk, which is chunk c of its row.
-  __device__ void fetch(int place, int c) {
+  /// Starts copying the next row.
+  __device__ void fetch(int place) {
     const bool present = row_ < a_.rows;
     if (present || Shape::kLanes < kWarp) {  // a lane without a row copies zeros: its warp may have rows
-      const std::int64_t from = Shape::kLanes == kWarp || present ? from_ + c * kChunkColumns : 0;
-      const int packs = Shape::kLanes == kWarp || present ? at_.packs - c * Shape::kChunk : 0;
+      const std::int64_t from = Shape::kLanes == kWarp || present ? from_ : 0;
+      const int packs = Shape::kLanes == kWarp || present ? at_.packs : 0;
       if constexpr (kMatrices == 2) {
         ring_.fetch(place, a_.policy, packs, a_.template matrix<0>() + from, a_.template matrix<1>() + from);
       } else {
@@ -41,28 +41,26 @@ class RowsAhead {
       }
     }
     cuda::commit_copies();  // also without copies, since wait() counts the commits
-    if (c == Shape::C - 1) {
-      row_ += at_.step;
-      from_ += at_.step * a_.columns;
-    }
+    row_ += at_.step;
+    from_ += at_.step * a_.columns;
   }
 
-  /// The elements of pack i of a chunk, in matrix number `matrix`.
+  /// The elements of pack i of a row, in matrix number `matrix`.
   __device__ void values(int place, int matrix, int i, float (&result)[V]) const {
     unpack(ring_.at(place, matrix, i), result);
   }
 
-  __device__ static int next(int place) { return place + 1 == Shape::D ? 0 : place + 1; }
+  __device__ static int next(int place) { return Ring::next(place); }
 
  private:
   static_assert(kMatrices == 2 || kMatrices == 3);
-  static constexpr int kChunkColumns = Shape::kChunk * Shape::kLanes * V;
+  using Ring = RowRing<T, V, kMatrices, Shape::P, Shape::D, Shape::kLanes>;
 
   const BackwardRows<T, W>& a_;
   const typename Shape::Place at_;
   std::int64_t row_;   // the next row to be copied
   std::int64_t from_;  // the index of the next element to be copied
-  RowRing<T, V, kMatrices, Shape::kChunk, Shape::D, Shape::kLanes> ring_;
+  Ring ring_;
 };
 
 }  // namespace mica::kernels::norm_cuda

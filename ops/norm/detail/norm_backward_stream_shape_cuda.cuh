@@ -3,8 +3,8 @@
 // Streamed rows: the sizes of the kernel, and which rows and columns a thread has.
 //
 // A block has blockDim.y groups of blockDim.x threads. Each group processes rows first, first + step, …. If a row is
-// too long for a block, `cluster` blocks share it, and each has a slab of its columns. A row, or slab, is cut into C
-// chunks. The shared memory holds D chunks per thread, which are in use or still being copied.
+// too long for a block, `cluster` blocks share it, and each has a slab of its columns. The shared memory holds D rows,
+// or slabs, per group, which are in use or still being copied.
 
 #include <cstdint>
 #include <type_traits>
@@ -51,8 +51,6 @@ struct StreamPlace {
   __device__ static int teams(const StreamPlan& p) { return gridDim.x / (kGroup == Group::cluster ? p.cluster : 1); }
   __device__ static int team(const StreamPlan& p) { return blockIdx.x / (kGroup == Group::cluster ? p.cluster : 1); }
   __device__ static int block_rank() { return kGroup == Group::cluster ? cuda::cluster_rank() : 0; }
-  /// The number of the row of partial sums of these rows.
-  __device__ int partial_row(const StreamPlan& p) const { return team(p); }
 };
 
 /// The sizes of a kernel that streams rows, in packs of V columns.
@@ -62,10 +60,7 @@ struct StreamShape {
   static constexpr int P = kKernel.packs;
   static constexpr Group kGroup = kKernel.group;
   static constexpr int kLanes = kKernel.lanes;
-  static constexpr int C = kKernel.chunks;
   static constexpr int D = kKernel.depth;
-  static constexpr int kChunk = P / C;  // packs
-  static_assert(C * kChunk == P);
   using Place = StreamPlace<kGroup, kLanes>;
 };
 

@@ -41,7 +41,7 @@ void norm_forward(Cuda, const NormForward& args) {
   switch (plan.kernel) {
     case NormForwardPlan::Kernel::held: return forward_held(args, plan);
     case NormForwardPlan::Kernel::short_rows: return forward_short(args, plan);
-    case NormForwardPlan::Kernel::looped: return forward_looped(args, plan);
+    case NormForwardPlan::Kernel::looped: return forward_looped(args);
   }
 }
 

@@ -3,7 +3,6 @@
 // Shared by forward's CUDA kernels. T is the type of x and y, W that of weight and bias, and S that of sums: float, or
 // double if T is double. V is the number of columns in a pack, and P is the number of packs of a row that a thread has.
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -16,15 +15,12 @@ namespace mica::kernels::norm_cuda {
 
 using namespace rows;
 
-// What is normalized: x, or the sum residual + x + x_bias, with or without dropout of x + x_bias. Sums are also
-// written.
-enum class Source { x, sum, dropped_sum };
-
-// The kind of norm and its source, as one template argument of the kernels.
-template <bool kCentered_, Source kSource_ = Source::x>
+// The kind of norm, as one template argument of the kernels. With kAdds, the sum residual + x + x_bias is normalized,
+// and written as well; otherwise x is. Dropout may be applied to x + x_bias.
+template <bool kCentered_, bool kAdds_ = false>
 struct Norm {
   static constexpr bool kCentered = kCentered_;
-  static constexpr Source kSource = kSource_;
+  static constexpr bool kAdds = kAdds_;
 };
 
 template <class T, class W>
@@ -44,20 +40,19 @@ struct Forward {
   std::uint64_t policy;  // for loads of x, of the L2 cache
 };
 
-// The operands of sums, for Source::sum and Source::dropped_sum. They are a separate struct, so that kernels for x have
-// fewer arguments.
+// The operands of sums. They are a separate struct, so that kernels for x have fewer arguments.
 template <class T>
 struct Addends {
   const T* residual;
   const T* x_bias;  // null: 0
   T* sum;
-  PhiloxKey key;
-  std::uint32_t threshold;
+  PhiloxKey key;            // for dropout
+  std::uint32_t threshold;  // 0: no dropout
   float scale;
 };
 struct NoAddends {};
 template <class N, class T>
-using AddendsOf = std::conditional_t<N::kSource == Source::x, NoAddends, Addends<T>>;
+using AddendsOf = std::conditional_t<N::kAdds, Addends<T>, NoAddends>;
 
 /// Returns the arguments for `rows` rows from row `begin` on.
 template <class T, class W>
@@ -91,8 +86,7 @@ __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mea
 
 // The moments of a row whose squares overflow, or that is not finite. The row is read from memory, multiplied by
 // kShrink, and taken relative to `shift`. kLanes lanes compute all of it by themselves, with the same bits in each
-// lane. Such rows are rare, and must not cost other rows barriers or registers. A lane has many elements, so its sums
-// are double.
+// lane. A lane has many elements, so its sums are double.
 template <int kLanes, class T, class S>
 __device__ MeanAndSquares<S> shrunk_moments(const T* x_row, std::int64_t columns, S shift, S in_row) {
   double mean = 0;
@@ -111,14 +105,28 @@ __device__ MeanAndSquares<S> shrunk_moments(const T* x_row, std::int64_t columns
   return {static_cast<S>(mean), static_cast<S>(sum)};
 }
 
-/// Computes an element of such a row. `mean` is that of the scaled row, relative to `shift`.
-template <class T, class W, class S>
-__device__ void write_shrunk_element(const Forward<T, W>& a, const T* x_row, T* y_row, int column, S shift, S mean,
-                                     S rstd) {
-  const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
-  const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
-  const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
-  y_row[column] = static_cast<T>(fma((x - mean) * rstd, w, b));
+/// Computes such a row. These rows are rare, and must not cost other rows barriers or registers.
+/// @param mine         whether it is the thread's own row, and not only that of other lanes of its warp
+/// @param first        whether the thread writes the row's statistics
+/// @param for_columns  calls its argument with each column that the thread writes
+template <class N, int kLanes, class T, class W, class S, class F>
+__device__ void write_shrunk_row(const Forward<T, W>& a, const T* x_row, std::int64_t row, S eps, bool mine, bool first,
+                                 const F& for_columns) {
+  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
+  const MeanAndSquares<S> m = shrunk_moments<kLanes>(x_row, a.columns, shift, a.in_row);
+  if (!mine) {
+    return;  // the lane was needed only for the shuffles
+  }
+  const S rstd = rsqrt(m.squares * a.in_row + eps * kShrink<S> * kShrink<S>);
+  for_columns([&](std::int64_t column) {
+    const S x = fma(static_cast<S>(x_row[column]), kShrink<S>, -shift);
+    const S w = a.weight == nullptr ? S(1) : static_cast<S>(a.weight[column]);
+    const S b = a.bias == nullptr ? S(0) : static_cast<S>(a.bias[column]);
+    a.y[row * a.columns + column] = static_cast<T>(fma((x - m.mean) * rstd, w, b));
+  });
+  if (first) {
+    write_statistics<N>(a, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
+  }
 }
 
 // On the host.
@@ -141,21 +149,12 @@ Forward<T, W> rows_of(const NormForward& args) {
       .policy = cuda::read_once_policy((args.residual.defined() ? 2 : 1) * static_cast<std::int64_t>(args.x.bytes()))};
 }
 
-/// The number of persistent blocks to launch, of which `resident` can run at once. With `wanted` blocks, each would
-/// have a single turn. Up to 16 times as many as can run at once balance the load if some multiprocessors are slower
-/// than others. But each block loads the parameters, so there are more than can run at once only if each has at least
-/// `turns` turns.
-inline unsigned blocks_of_turns(std::int64_t wanted, int turns, int resident) {
-  const std::int64_t waves = std::clamp<std::int64_t>(wanted / turns / resident, 1, 16);
-  return static_cast<unsigned>(std::min(wanted, waves * resident));
-}
-
 /// The dtype of weight and bias; if both are undefined, that of x.
 inline DType parameter_type(const NormForward& args) {
   return (args.weight.defined() ? args.weight : args.bias.defined() ? args.bias : args.x).dtype();
 }
 
-/// Calls f.operator()<N>(arguments) with N the kind of norm, of Source::x, and the arguments as a Forward<T, W>. Throws
+/// Calls f.operator()<N>(arguments) with N the kind of norm, of x, and the arguments as a Forward<T, W>. Throws
 /// Error if elements of x have more than kMostBytes bytes, since there are no kernels for them.
 template <std::size_t kMostBytes, class F>
 void on_norm(const NormForward& args, const F& f) {
@@ -184,10 +183,10 @@ void on_norm_with_packs(const NormForward& args, const F& f) {
   });
 }
 
-// The launchers. Each launches the kernel that `plan` describes.
+// The launchers. Each launches the kernel that the plan describes.
 void forward_held(const NormForward& args, const NormForwardPlan& plan);
 void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
 void forward_short(const NormForward& args, const NormForwardPlan& plan);
-void forward_looped(const NormForward& args, const NormForwardPlan& plan);
+void forward_looped(const NormForward& args);
 
 }  // namespace mica::kernels::norm_cuda

@@ -9,8 +9,8 @@
 //                               sum
 //
 // With Schedule::single_wave there are enough registers to load weight and bias while x is in flight. Persistent blocks
-// load the next row while they compute this one, and may keep weight and bias in shared memory. Clusters are for rows
-// that are too long for a block.
+// load the next row while they compute this one, and keep weight and bias in shared memory. Clusters are for rows that
+// are too long for a block.
 
 #include <algorithm>
 #include <climits>
@@ -37,30 +37,29 @@ struct HeldShape {
   static constexpr int kLanes = kShape.lanes;
   static constexpr int V = V_;
   static constexpr int P = kShape.packs;
-  static constexpr bool kWarps = kGroup == Group::block || kGroup == Group::cluster;  // several warps share a row
+  static constexpr bool kWarps = has_warps(kGroup);
   static constexpr bool kPersistent = kSchedule == Schedule::persistent;
   static constexpr bool kSingleWave = kSchedule == Schedule::single_wave;
-  static constexpr bool kAdds = N::kSource != Source::x;
+  static constexpr bool kAdds = N::kAdds;
   static constexpr int kStep = kLanes * V;                            // columns from one pack of a thread to the next
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
-  static constexpr NormForwardKind kKind{sizeof(T), sizeof(W), N::kCentered, kAdds, V > 1};
+  static constexpr bool kShares = V > 1 && shares_parameters(N::kCentered, kAdds, sizeof(T), sizeof(W));
 
-  // Whether the parameters are in shared memory. Blocks that do not form clusters then compute several rows at once,
-  // even if several warps share each row.
-  static constexpr bool kShares = kPersistent && (kGroup == Group::cluster || shares_parameters(kKind));
+  // Persistent blocks have the parameters in shared memory. If they do not form clusters, they compute several rows at
+  // once, even if several warps share each row.
   using Parameters = std::conditional_t<
-      kShares, SharedParameters<W, V, kWarp, N::kCentered>,
+      kPersistent, SharedParameters<W, V, N::kCentered>,
       std::conditional_t<kSingleWave, KeptParameters<W, V, P, kStep, N::kCentered, /*kAtOnce=*/true>,
                          GlobalParameters<W, V, kStep, N::kCentered, N::kCentered && !kAdds ? 8 : 16>>>;
 
   using Moments = MomentsOf<T, V, N::kCentered>;
   using Threads =
-      RowGroup<typename Moments::Value, kGroup, kLanes, kShares && kGroup == Group::block, kPersistent ? 2 : 1>;
+      RowGroup<typename Moments::Value, kGroup, kLanes, kPersistent && kGroup == Group::block, kPersistent ? 2 : 1>;
 
   // The most threads per block.
-  static constexpr int kMostThreads = !kWarps                             ? kForwardBlock / 2
-                                      : kShares && kGroup == Group::block ? kSharingBlock
-                                                                          : kForwardBlock;
+  static constexpr int kMostThreads = !kWarps                                 ? kForwardBlock / 2
+                                      : kPersistent && kGroup == Group::block ? kSharingBlock
+                                                                              : kForwardBlock;
 
   // How many blocks of kMostThreads threads must fit on a multiprocessor (__launch_bounds__): as many as possible
   // without spilling registers.
@@ -72,22 +71,18 @@ struct HeldShape {
       return kForwardBlock / kMostThreads;
     }
     if (kAdds) {
-      return kGroup == Group::block ? 2 : kBytes <= 32 ? 4 : 3;
+      return kGroup == Group::block ? 2 : (kBytes <= 32 ? 4 : 3) + (N::kCentered ? 0 : 1);
     }
     if (kGroup == Group::cluster) {
-      const bool many_parameters = N::kCentered && P == 4 && sizeof(W) == 4;
-      return kBytes > 64 || many_parameters ? 1 : 2;
+      return N::kCentered && sizeof(W) == 4 ? 1 : 2;
     }
     if (V == 1) {
       return 2;
     }
     if (kGroup == Group::block) {
-      return kShares ? 1 : !kPersistent && sizeof(T) == 2 ? 3 : 2;
+      return kPersistent ? 1 : sizeof(T) == 2 ? 3 : 2;
     }
-    if (kPersistent) {
-      return kBytes <= 48 ? 4 : 3;
-    }
-    return sizeof(T) == 4 ? 6 : 4;
+    return kPersistent ? 3 : sizeof(T) == 4 ? 6 : 4;
   }();
 };
 
@@ -125,7 +120,7 @@ struct Rows {
     if constexpr (H::kGroup == Group::cluster) {
       first /= p.blocks;
       step /= p.blocks;
-    } else if constexpr (H::kGroup != Group::block || H::kShares) {
+    } else if constexpr (H::kGroup != Group::block || H::kPersistent) {
       first = first * p.groups + static_cast<int>(threadIdx.y);
       step *= p.groups;
     }
@@ -165,7 +160,16 @@ class HeldRow {
   __device__ void add(const Addends<T>& a, std::int64_t begin, const Columns<H>& columns, std::uint64_t policy) {
     Tile residuals;
     load_packs(a.residual + begin + columns.first, columns.end - columns.first, policy, residuals);
-    [[maybe_unused]] const PhiloxKey key = N::kSource == Source::dropped_sum ? absolute_key(a.key) : PhiloxKey{};
+    // Which elements dropout keeps is drawn here, while the loads are in flight and few registers are in use.
+    unsigned kept = 0;  // a bit for each element
+    if (a.threshold > 0) {
+      static_assert(P * V <= 32);
+      const PhiloxKey key = absolute_key(a.key);
+#pragma unroll 1
+      for (int i = 0; i < P; ++i) {
+        kept |= kept_of_pack<V>(begin + columns.first + i * H::kStep, key, a.threshold) << (i * V);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       if (columns.has(i)) {
@@ -182,8 +186,8 @@ class HeldRow {
             x[j] += bias[j];
           }
         }
-        if constexpr (N::kSource == Source::dropped_sum) {
-          drop_pack(x, begin + column, key, a.threshold, a.scale);
+        if (a.threshold > 0) {
+          keep_of_pack(x, kept >> (i * V), a.scale);
         }
 #pragma unroll
         for (int j = 0; j < V; ++j) {
@@ -343,23 +347,16 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
   }
   __syncwarp();  // this lane reads what other lanes have written of a sum
   const Columns<H> columns(p, static_cast<int>(a.columns), lane);
-  const T* const x_row = rows + (row < a.rows ? row : 0) * a.columns;
-  const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-  const MeanAndSquares<S> m = shrunk_moments<H::kLanes>(x_row, a.columns, shift, a.in_row);
-  if (!mine) {
-    return;  // the lane was needed only for the shuffles
-  }
-  const S rstd = rsqrt(m.squares * a.in_row + eps * kShrink<S> * kShrink<S>);
+  write_shrunk_row<typename H::N, H::kLanes>(a, rows + (row < a.rows ? row : 0) * a.columns, row, eps, mine,
+                                             lane == 0 && columns.slab == 0, [&](const auto& write) {
 #pragma unroll 1
-  for (int i = 0; i < H::P * H::V; ++i) {
-    const int column = columns.first + i / H::V * H::kStep + i % H::V;
-    if (column < columns.end) {
-      write_shrunk_element(a, x_row, a.y + row * a.columns, column, shift, m.mean, rstd);
-    }
-  }
-  if (lane == 0 && columns.slab == 0) {
-    write_statistics<typename H::N>(a, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
-  }
+                                               for (int i = 0; i < H::P * H::V; ++i) {
+                                                 const int column = columns.first + i / H::V * H::kStep + i % H::V;
+                                                 if (column < columns.end) {
+                                                   write(column);
+                                                 }
+                                               }
+                                             });
 }
 
 /// Writes y of a thread's packs. kBoth: weight and bias are known to be present.
@@ -428,7 +425,7 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
 template <class H>
 __device__ typename H::Parameters parameters_of(const Forward<typename H::T, typename H::W>& a,
                                                 const Columns<H>& columns, [[maybe_unused]] unsigned char* memory) {
-  if constexpr (H::kShares) {
+  if constexpr (H::kPersistent) {
     const auto of_slab = [&](const auto* parameter) {
       return parameter == nullptr ? nullptr : parameter + columns.slab;
     };
@@ -454,9 +451,7 @@ __device__ void normalize_rows(const Forward<T, W>& a, const NormForwardPlan& p,
   };
   load(rows.first);
   const typename H::Parameters parameters = parameters_of(a, columns(), memory);
-  if constexpr (H::kShares) {
-    __syncthreads();
-  }
+  __syncthreads();
 #pragma unroll 1
   for (auto row = rows.first; row < a.rows; row += rows.step) {
     HeldRow<H> held = next;
@@ -504,13 +499,10 @@ unsigned persistent_grid(Kernel kernel, const NormForwardPlan& p, const cuda::La
                          unsigned wanted) {
   if constexpr (H::kGroup == Group::cluster) {
     return std::min<unsigned>(wanted, launch.resident(kernel));
-  } else if constexpr (!H::kShares) {
-    const int resident = H::kLeastBlocks * H::kMostThreads / p.threads * cuda::multiprocessor_count();
-    return blocks_of_turns(wanted, /*turns=*/4, resident);
   } else {
     // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
     const bool is_long = H::kGroup == Group::block && p.threads > 128;
-    const bool more = bytes > 40 << 20 && !is_long && (H::kGroup != Group::block || H::P > 2);
+    const bool more = bytes > 40 << 20 && !is_long;
     const unsigned most = launch.resident(kernel) * (more ? 4 : 1);
     if (is_long && wanted > most && wanted < 32 * most) {  // about the same number of rows for each block
       const unsigned rows = (wanted + most - 1) / most;
@@ -524,7 +516,7 @@ template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
   const auto kernel = norm_forward_held_kernel<H>;
   int shared_bytes = 0;
-  if constexpr (H::kShares) {
+  if constexpr (H::kPersistent) {
     shared_bytes = H::Parameters::bytes(H::kGroup == Group::cluster ? p.slab : static_cast<int>(a.columns));
   }
   cuda::Launch launch(p.blocks, dim3(p.threads, p.groups), shared_bytes);
@@ -543,27 +535,15 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   launch.grid(blocks * p.blocks).dependent().run(kernel, kName, a, addends, p);
 }
 
-/// The kernels for a kind of norm.
-template <class T, int V, bool kCentered, bool kAdds>
-using HeldKernels = std::conditional_t<
-    V == 1, norm_forward_kernels::HeldUnaligned,
-    std::conditional_t<
-        sizeof(T) == 8, norm_forward_kernels::HeldOfFloat64,
-        std::conditional_t<
-            sizeof(T) == 2,
-            std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOf16Bits, norm_forward_kernels::HeldOf16Bits>,
-            std::conditional_t<kAdds, norm_forward_kernels::HeldSumsOfFloat32,
-                               std::conditional_t<kCentered, norm_forward_kernels::HeldOfFloat32,
-                                                  norm_forward_kernels::HeldOfFloat32NotCentered>>>>>;
-
 /// Launches the kernel that the plan has chosen.
 template <int V, class N, class T, class W>
 void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
-  using Kernels = HeldKernels<T, V, N::kCentered, N::kSource != Source::x>;
+  using Aligned = std::conditional_t<N::kAdds, norm_forward_kernels::HeldSums, norm_forward_kernels::Held>;
+  using Kernels = std::conditional_t<V == 1, norm_forward_kernels::HeldUnaligned, Aligned>;
   const bool found = Kernels::call(p.shape, [&]<RowKernel kShape>() {
     const auto with = [&]<Schedule kSchedule>() {
       using H = HeldShape<N, T, W, V, kShape, kSchedule>;
-      if constexpr (has_schedule(H::kKind, kShape, kSchedule)) {
+      if constexpr (has_schedule(H::kShares, kShape, kSchedule)) {
         launch<H>(a, addends, p);
       }
     };

@@ -112,7 +112,7 @@ class KeptParameters {
 
 /// In shared memory, in parts of 16 bytes. 32 packs of V columns become V / kPart runs of 32 parts, one part of each
 /// pack, so that neighboring lanes read adjacent parts.
-template <class W, int V, int kLanes, bool kBias>
+template <class W, int V, bool kBias>
 class SharedParameters {
  public:
   static constexpr int kPart = 16 / sizeof(W);
@@ -138,8 +138,7 @@ class SharedParameters {
 
   template <bool, class S>
   __device__ void at(int i, int part, S (&w)[kPart], S (&b)[kPart], int) const {
-    const int packs = i * kLanes;
-    const int from = packs / kWarp * (kWarp * V) + packs % kWarp * kPart + part / kPart * (kWarp * kPart);
+    const int from = i * (kWarp * V) + part / kPart * (kWarp * kPart);
     unpack(load<kPart>(weight_ + from), w);
     if constexpr (kBias) {
       unpack(load<kPart>(bias_ + from), b);

@@ -13,16 +13,15 @@
 //                                                └────── · rstd, weight, bias ◀─────────┘──▶ y
 //
 // For such rows, the instructions count, not only the memory: blocks are persistent, so that weight and bias of a
-// thread's columns stay in registers, and if a lane has only one or two packs of a row, its group computes several rows
-// per step. If there are so few rows that some multiprocessors would have none, each group has a single row instead.
+// thread's columns stay in registers, and a lane has only one or two packs of a row, so that its group computes several
+// rows per step.
 
 namespace mica::kernels::norm_cuda {
 
 namespace {
 
-/// The template arguments of the kernel, and constants that follow from them. A lane has P packs of V columns. With
-/// kSingle, each group has a single row.
-template <class N_, class T_, class W_, RowKernel kShape, bool kSingle_>
+/// The template arguments of the kernel, and constants that follow from them. A lane has P packs of V columns.
+template <class N_, class T_, class W_, RowKernel kShape>
 struct ShortShape {
   using N = N_;
   using T = T_;
@@ -31,20 +30,16 @@ struct ShortShape {
   static constexpr int kLanes = kShape.lanes;
   static constexpr int P = kShape.packs;
   static constexpr int V = 16 / sizeof(T);
-  static constexpr int kStep = kLanes * V;        // columns from one pack of a lane to the next
-  static constexpr int kGroups = kWarp / kLanes;  // per warp
-  static constexpr bool kSingle = kSingle_;
-  static constexpr int kRows = kSingle ? 1 : rows_per_step(P);  // of a group, per step
-  static constexpr int kWarpRows = kGroups * kRows;             // per step
-  // Whether weight and bias are in shared memory, since they would need too many registers.
-  static constexpr bool kShares = sizeof(W) > sizeof(T) && P >= 3;
-  using Parameters = std::conditional_t<kShares, SharedParameters<W, V, kLanes, N::kCentered>,
-                                        KeptParameters<W, V, P, kStep, N::kCentered>>;
+  static constexpr int kStep = kLanes * V;           // columns from one pack of a lane to the next
+  static constexpr int kGroups = kWarp / kLanes;     // per warp
+  static constexpr int kRows = 4 / P;                // of a group, per step
+  static constexpr int kWarpRows = kGroups * kRows;  // per step
+  using Parameters = KeptParameters<W, V, P, kStep, N::kCentered>;
 
   // How many blocks must fit on a multiprocessor (__launch_bounds__).
   static constexpr int kLeastBlocks = [] {
     constexpr int kRowWords = kRows * P * (V + 4);  // this step's rows, and the next one's as they were loaded
-    constexpr int kParameterWords = kShares ? 8 : P * (V * static_cast<int>(sizeof(W)) / 4) * (N::kCentered ? 2 : 1);
+    constexpr int kParameterWords = P * (V * static_cast<int>(sizeof(W)) / 4) * (N::kCentered ? 2 : 1);
     constexpr int kOther = N::kCentered ? 46 : 34;
     return 65536 / kShortBlock / ((kRowWords + kParameterWords + kOther + 7) / 8 * 8);
   }();
@@ -87,22 +82,15 @@ class ShortRows {
     asm("" : "+r"(row_bytes_));
   }
 
-  __device__ void run(unsigned char* memory) {
+  __device__ void run() {
     constexpr int kWarps = kShortBlock / kWarp;
     const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / kWarp);
     const int group = static_cast<int>(threadIdx.x) % kWarp / H::kLanes;
     const int step = static_cast<int>(gridDim.x) * kWarps * H::kWarpRows;
     uint4 next[kRows][P];  // after a branch, the compiler would split packs of 16-bit elements
     int row = warp * H::kWarpRows + group;
-    if constexpr (H::kShares) {  // filling shared memory waits for loads
-      load_rows(row, next);
-    }
-    const Parameters parameters = parameters_of(memory);
-    if constexpr (H::kShares) {
-      __syncthreads();
-    } else {
-      load_rows(row, next);
-    }
+    const Parameters parameters(a_.weight, a_.bias, lane_ * V, packs_);
+    load_rows(row, next);
     if (row - group >= rows_) {
       return;
     }
@@ -116,34 +104,13 @@ class ShortRows {
           unpack(reinterpret_cast<const Pack<T, V>&>(next[r][i]), x[r][i]);
         }
       }
-      if constexpr (!H::kSingle) {
-        load_rows(row + step, next);
-      }
+      load_rows(row + step, next);
       normalize(row, row - group + H::kWarpRows <= rows_, x, parameters);
       row += step;
-    } while (!H::kSingle && row - group < rows_);
+    } while (row - group < rows_);
   }
 
  private:
-  __device__ Parameters parameters_of([[maybe_unused]] unsigned char* memory) const {
-    if constexpr (H::kShares) {
-      return {a_.weight, a_.bias, lane_ * V, static_cast<int>(a_.columns), memory};
-    } else {
-      return {a_.weight, a_.bias, lane_ * V, packs_};
-    }
-  }
-
-  // Gets weight and bias of pack i.
-  __device__ static void get(const Parameters& parameters, int i, int row, S (&w)[V], S (&b)[V]) {
-    constexpr int kPart = Parameters::kPart;
-#pragma unroll
-    for (int part = 0; part < V; part += kPart) {
-      S(&w_part)[kPart] = reinterpret_cast<S(&)[kPart]>(w[part]);
-      S(&b_part)[kPart] = reinterpret_cast<S(&)[kPart]>(b[part]);
-      parameters.template at<true>(i, part, w_part, b_part, row);
-    }
-  }
-
   // Row number r of the group in the step whose first row is `row`.
   __device__ static int number(int row, int r) { return row + r * kGroups; }
   // Whether the lane has pack i. It always has all but the last.
@@ -258,7 +225,7 @@ class ShortRows {
     for (int i = 0; i < P; ++i) {
       S w[V];
       S b[V];
-      get(parameters, i, row, w, b);
+      parameters.template at<true>(i, 0, w, b, row);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         S values[V];
@@ -288,24 +255,15 @@ class ShortRows {
       for (; left != 0; left &= left - 1) {
         const int other = __shfl_sync(kAllLanes, number(row, r), __ffs(left) - 1);
         __syncwarp();  // other lanes have written this row, too
-        write_shrunk_row(other);
-      }
-    }
-  }
-
-  // Computes such a row: the warp reads x again.
-  __device__ void write_shrunk_row(int row) const {
-    const T* const x_row = a_.x + std::int64_t{row} * a_.columns;
-    const S shift = static_cast<S>(x_row[0]) * kShrink<S>;
-    const MeanAndSquares<S> m = shrunk_moments<kWarp>(x_row, a_.columns, shift, a_.in_row);
-    const S rstd = rsqrt(m.squares * a_.in_row + a_.eps * kShrink<S> * kShrink<S>);
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+        const int lane = static_cast<int>(threadIdx.x) % kWarp;
+        write_shrunk_row<N, kWarp>(a_, a_.x + std::int64_t{other} * a_.columns, other, a_.eps, /*mine=*/true, lane == 0,
+                                   [&](const auto& write) {
 #pragma unroll 1
-    for (int column = lane; column < static_cast<int>(a_.columns); column += kWarp) {
-      write_shrunk_element(a_, x_row, a_.y + std::int64_t{row} * a_.columns, column, shift, m.mean, rstd);
-    }
-    if (lane == 0) {
-      write_statistics<N>(a_, row, shift + m.mean, mean_rounding(shift, m.mean), rstd, kShrink<S>);
+                                     for (int column = lane; column < static_cast<int>(a_.columns); column += kWarp) {
+                                       write(column);
+                                     }
+                                   });
+      }
     }
   }
 
@@ -318,50 +276,39 @@ class ShortRows {
 
 template <class H, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(kShortBlock, H::kLeastBlocks) norm_forward_short_kernel(const Forward<T, W> a) {
-  extern __shared__ __align__(16) unsigned char memory[];
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
-  ShortRows<H>(a).run(memory);
+  ShortRows<H>(a).run();
 }
 
 // On the host.
 
+/// The number of blocks to launch, of which `resident` can run at once. With `wanted` blocks, each would have a single
+/// step. Up to 16 times as many as can run at once balance the load if some multiprocessors are slower than others. But
+/// each block loads the parameters, so there are more than can run at once only if each has at least 6 steps.
+unsigned blocks_of_steps(std::int64_t wanted, int resident) {
+  const std::int64_t waves = std::clamp<std::int64_t>(wanted / 6 / resident, 1, 16);
+  return static_cast<unsigned>(std::min(wanted, waves * resident));
+}
+
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a) {
-  int bytes = 0;
-  if constexpr (H::kShares) {
-    bytes = H::Parameters::bytes(static_cast<int>(a.columns));
-  }
-  cuda::Launch launch(1, kShortBlock, bytes);
-  launch.dependent();
   const int resident = H::kLeastBlocks * cuda::multiprocessor_count();
   constexpr std::int64_t kBlockRows = kShortBlock / kWarp * H::kWarpRows;
   constexpr std::int64_t kMostRows = INT_MAX / 2;  // the kernel counts rows in int
   for (std::int64_t begin = 0; begin < a.rows; begin += kMostRows) {
     const Forward<T, W> part = rows_of(a, begin, std::min(kMostRows, a.rows - begin));
-    const std::int64_t wanted = (part.rows + kBlockRows - 1) / kBlockRows;
-    const auto blocks = H::kSingle ? static_cast<unsigned>(wanted) : blocks_of_turns(wanted, /*turns=*/6, resident);
-    launch.grid(blocks).run(norm_forward_short_kernel<H>, "norm_forward_short_kernel", part);
+    const unsigned blocks = blocks_of_steps((part.rows + kBlockRows - 1) / kBlockRows, resident);
+    cuda::Launch(blocks, kShortBlock).dependent().run(norm_forward_short_kernel<H>, "norm_forward_short_kernel", part);
   }
 }
-
-template <class T, bool kCentered>
-using ShortKernels = std::conditional_t<sizeof(T) == 2, norm_forward_kernels::ShortOf16Bits,
-                                        std::conditional_t<kCentered, norm_forward_kernels::ShortOfFloat32,
-                                                           norm_forward_kernels::ShortOfFloat32NotCentered>>;
 
 }  // namespace
 
 void forward_short(const NormForward& args, const NormForwardPlan& plan) {
   on_norm_with_packs<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
-    const bool found = ShortKernels<T, N::kCentered>::call(plan.shape, [&]<RowKernel kShape>() {
-      if constexpr (rows_per_step(kShape.packs) > 1) {
-        if (plan.schedule == Schedule::single_wave) {
-          return launch<ShortShape<N, T, W, kShape, /*kSingle=*/true>>(a);
-        }
-      }
-      launch<ShortShape<N, T, W, kShape, /*kSingle=*/false>>(a);
-    });
+    const bool found = norm_forward_kernels::Short::call(
+        plan.shape, [&]<RowKernel kShape>() { launch<ShortShape<N, T, W, kShape>>(a); });
     check(found, "norm: no forward for short rows has {} packs for {} lanes", plan.shape.packs, plan.threads);
   });
 }
