@@ -353,8 +353,7 @@ World find_world() {
   std::vector<int> all(static_cast<std::size_t>(placement.size));
   std::iota(all.begin(), all.end(), 0);
 #if MICA_WITH_MPI
-  // A step of Slurm has MPI if srun --mpi=pmix or pmi2 started it.
-  if (placement.launcher == "mpirun" || (placement.launcher == "Slurm" && std::getenv("PMIX_NAMESPACE") != nullptr)) {
+  if (placement.has_mpi) {
     const std::shared_ptr<detail::MpiCollectives> mpi =
         detail::mpi_world(detail::control_options_from_environment().start);
     check(mpi->rank() == placement.rank && mpi->size() == placement.size,

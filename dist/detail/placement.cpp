@@ -56,7 +56,10 @@ Placement placement_from_environment() {
     check(*size <= most_ranks, "world: expected {} up to {}, got {}", launcher.size, most_ranks, *size);
     check(*size >= 1 && *rank < *size, "world: expected {} below {}, got {} and {}", launcher.rank, launcher.size,
           *rank, *size);
-    return {.rank = *rank, .size = *size, .local_rank = local, .launcher = launcher.name};
+    const std::string name = launcher.name;
+    // A step of Slurm has MPI if srun --mpi=pmix or pmi2 started it; the latter sets mpirun's variables.
+    const bool has_mpi = name == "mpirun" || (name == "Slurm" && std::getenv("PMIX_NAMESPACE") != nullptr);
+    return {.rank = *rank, .size = *size, .local_rank = local, .launcher = name, .has_mpi = has_mpi};
   }
   return {};
 }

@@ -10,6 +10,7 @@ struct Placement {
   int size = 1;
   int local_rank = 0;
   std::string launcher{};  ///< "mpirun", "Slurm", "torchrun"; empty for a process that was started alone
+  bool has_mpi = false;    ///< whether the launcher started the processes for MPI
 };
 
 /// Reads the environment. Throws an Error that names a variable with an impossible value.

@@ -453,6 +453,39 @@ TEST(Control, RefusesARankOfARunOfAnotherSize) {
       << failure;
 }
 
+// With a token of zeros, from "process 77".
+std::string hello_of_rank_1(int size) {
+  const Bytes payload = Writer()
+                            .value(std::uint64_t{0x31306163696d00ffU})
+                            .bytes(Bytes(16))
+                            .value(1)
+                            .value(size)
+                            .text("process 77")
+                            .take();
+  Bytes message = Writer().value(static_cast<std::uint32_t>(payload.size())).value(std::uint8_t{1}).take();
+  message.insert(message.end(), payload.begin(), payload.end());
+  return {reinterpret_cast<const char*>(message.data()), message.size()};
+}
+
+TEST(Control, WaitsForAHelloThatComesInPartsAndLate) {
+  Descriptor listener = std::move(*listen_on(0, true));
+  const int port = port_of(listener);
+  std::string failure;
+  std::thread hub([&] { failure = message_of([&] { Control(std::move(listener), 2, Token{}, patient()); }); });
+  {
+    const Descriptor rank_1 = connected_to(port);
+    const std::string hello = hello_of_rank_1(2);
+    for (const std::string& part : {hello.substr(0, 20), hello.substr(20)}) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      write_to(rank_1, part);
+    }
+    std::byte answer{};
+    EXPECT_EQ(recv(rank_1.number(), &answer, 1, 0), 1) << "welcome";
+  }
+  hub.join();
+  EXPECT_EQ(failure, "");
+}
+
 // Rank 3 never connects, so the others wait.
 TEST(Control, NamesARankThatDiesWhileOthersStart) {
   Descriptor listener = std::move(*listen_on(0, true));
@@ -465,14 +498,8 @@ TEST(Control, NamesARankThatDiesWhileOthersStart) {
     failure_of_2 = message_of([&] { Control({{"127.0.0.1", port}}, 2, 4, Token{}, options); });
   });
   {
-    // A rank's hello: the values are the token, rank, size and the length of a name.
     const Descriptor rank_1 = connected_to(port);
-    Writer hello;
-    hello.value(std::uint64_t{0x31306163696d00ffU}).bytes(Bytes(16)).value(1).value(4).text("process 77");
-    const Bytes payload = hello.take();
-    Bytes message = Writer().value(static_cast<std::uint32_t>(payload.size())).value(std::uint8_t{1}).take();
-    message.insert(message.end(), payload.begin(), payload.end());
-    write_to(rank_1, std::string(reinterpret_cast<const char*>(message.data()), message.size()));
+    write_to(rank_1, hello_of_rank_1(4));
     std::byte answer{};
     EXPECT_EQ(recv(rank_1.number(), &answer, 1, 0), 1) << "welcome";
   }

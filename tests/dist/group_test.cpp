@@ -121,10 +121,18 @@ TEST(Placement, ReadsTheVariablesOfLaunchers) {
     EXPECT_EQ(placement.size, 8);
     EXPECT_EQ(placement.local_rank, 1);
     EXPECT_EQ(placement.launcher, "mpirun");
+    EXPECT_TRUE(placement.has_mpi);
   }
   {
-    const Environment torchrun({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"SLURM_PROCID", "0"}});
-    EXPECT_EQ(detail::placement_from_environment().launcher, "torchrun");
+    // In a process of srun --mpi=pmix.
+    const Environment torchrun({{"RANK", "1"},
+                                {"WORLD_SIZE", "2"},
+                                {"LOCAL_RANK", "1"},
+                                {"SLURM_PROCID", "0"},
+                                {"PMIX_NAMESPACE", "slurm.pmix.7.0"}});
+    const detail::Placement placement = detail::placement_from_environment();
+    EXPECT_EQ(placement.launcher, "torchrun");
+    EXPECT_FALSE(placement.has_mpi);
   }
   {
     // A shell inside a job, not a process of a step.
@@ -145,6 +153,11 @@ TEST(Placement, ReadsTheVariablesOfLaunchers) {
     EXPECT_EQ(placement.size, 2);
     EXPECT_EQ(placement.local_rank, 1);
     EXPECT_EQ(placement.launcher, "Slurm");
+    EXPECT_FALSE(placement.has_mpi);
+    {
+      const Environment pmix({{"PMIX_NAMESPACE", "slurm.pmix.7.0"}, {"PMIX_RANK", "1"}});
+      EXPECT_TRUE(detail::placement_from_environment().has_mpi);
+    }
     // --mpi=pmi2 has variables as MPICH's mpirun sets.
     const Environment pmi2({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
     EXPECT_EQ(detail::placement_from_environment().launcher, "mpirun");

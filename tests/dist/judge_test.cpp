@@ -80,13 +80,20 @@ TEST_F(JudgeOfFour, NamesARankThatSendsNonsense) {
 }
 
 TEST_F(JudgeOfFour, NamesARankThatIsSilent) {
-  for (int second = 1; second <= 12; ++second) {
-    for (const int rank : {0, 1, 3}) {
-      judge.alive(rank, 0, "", second);
+  const Judge fresh = judge;
+  for (int silent = 0; silent < 4; ++silent) {
+    judge = fresh;
+    for (int second = 1; second <= 12; ++second) {
+      EXPECT_EQ(verdict(second - 1), "") << second;
+      for (int rank = 0; rank < 4; ++rank) {
+        if (rank != silent) {
+          judge.alive(rank, 0, "", second);
+        }
+      }
     }
-    EXPECT_EQ(verdict(second), second <= 10 ? "" : second == 11 ? "" : verdict(12)) << second;
+    EXPECT_EQ(verdict(12), fmt::format("rank {} ({}) has not been heard of for 10 s: it hangs, or has lost its link",
+                                       silent, "abcd"[silent]));
   }
-  EXPECT_EQ(verdict(12), "rank 2 (c) has not been heard of for 10 s: it hangs, or has lost its link");
 }
 
 TEST_F(JudgeOfFour, NamesARankThatIsSilentWhileItLeaves) {
@@ -128,6 +135,36 @@ TEST_F(JudgeOfFour, NamesARankThatDoesNotCome) {
             "rank 1 (b) has not come to all_reduce (sum) of 10 float32 on the CPU, collective 0; it used 3.5 s of "
             "processor time since its last collective, and ranks 0, 2 and 3 waited for 20 s. If that is no fault, set "
             "MICA_DIST_TIMEOUT to more seconds");
+}
+
+// Progress is that a collective starts, or that the one that was waited for ends.
+TEST_F(JudgeOfFour, CountsProcessorTimeSinceTheLastProgress) {
+  const auto report_at = [&](double used, bool starts, bool waits, double now) {
+    judge.alive(1, used, "", now);
+    report(1, starts ? 0 : 1, starts ? std::vector<Call>{sum_of_10} : std::vector<Call>{}, waits ? 0.5 : -1, now);
+  };
+  const auto blame = [&](double used, double now) {
+    for (const int rank : {0, 2, 3}) {
+      report(rank, 0, {sum_of_10, sum_of_10}, 20.5, now);
+    }
+    judge.alive(1, used, "", now);
+    (void)verdict(now);
+    return verdict(now + 0.3);
+  };
+  const Judge fresh = judge;
+  report_at(10, true, true, 1);
+  report_at(11, false, false, 2);  // it has ended
+  report_at(12, false, false, 3);
+  const std::string after_an_end = blame(13.5, 4);
+  EXPECT_NE(after_an_end.find("collective 1; it used 2.5 s of processor time since"), std::string::npos)
+      << after_an_end;
+
+  judge = fresh;
+  report_at(10, true, false, 1);
+  report_at(12, false, false, 2);
+  const std::string after_a_start = blame(13.5, 4);
+  EXPECT_NE(after_a_start.find("collective 1; it used 3.5 s of processor time since"), std::string::npos)
+      << after_a_start;
 }
 
 TEST_F(JudgeOfFour, WaitsForARankWithATask) {
