@@ -137,7 +137,7 @@ TEST(NormForwardPlan, KernelsByLength) {
       const Kernel short_rows = adds ? Kernel::held : Kernel::short_rows;
       std::int64_t packs = 1;
       for (const Expected& e :
-           {Expected{8, short_rows, rows::by_lanes(8, 1)}, Expected{16, short_rows, rows::by_lanes(8, 2)},
+           {Expected{8, short_rows, rows::by_lanes(8, adds ? 2 : 1)}, Expected{16, short_rows, rows::by_lanes(8, 2)},
             Expected{32, short_rows, rows::by_lanes(16, 2)}, Expected{64, short_rows, rows::by_warp(2)},
             Expected{128, Kernel::held, rows::by_warp(4)}, Expected{2048, Kernel::held, rows::by_block(4)},
             Expected{16'384, Kernel::held, rows::by_cluster(4), 8},

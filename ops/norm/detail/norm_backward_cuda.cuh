@@ -97,6 +97,13 @@ struct BackwardRows {
     }
     return result;
   }
+  /// The same for kernels of both norms: the mean is 0 if x̂ is not centered.
+  __device__ Statistics<T, true> any_statistics(std::int64_t row, bool present = true) const {
+    if (mean != nullptr) {
+      return statistics<true>(row, present);
+    }
+    return {.mean = 0, .rstd = present ? rstd[row] : S(0), .mean_rest = 0};
+  }
 };
 
 // On the host.

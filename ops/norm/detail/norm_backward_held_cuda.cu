@@ -1,9 +1,11 @@
+#include <utility>
+
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
 #include <mica/ops/rows/row_loop.cuh>
 
-// Backward for rows that do not stream: short float32 rows, unaligned rows, float64, and all rows on GPUs before
-// compute capability 9.0.
+// Backward for rows that do not stream: short float32 rows in packs, and, one element at a time, unaligned rows,
+// float64 and all other rows on GPUs before compute capability 9.0.
 //
 // Rows that fit in the registers of their threads (stage 1):
 //
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
 }
 
 // Computes dx only. A block processes a whole row, which it reads twice.
-template <bool kCentered, class T, class W>
+template <class T, class W>
 __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
     norm_backward_looped_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
   __shared__ typename Threads::Shared shared;
   Threads threads(shared);
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const auto statistics = a.template statistics<kCentered>(row);
+    const auto statistics = a.any_statistics(row);
     const T* const rows[] = {a.x + row * a.columns, a.dy + row * a.columns};
     // Calls f(column, x̂, g) for each of the thread's elements.
     const auto for_terms = [&](const auto& f) {
@@ -84,11 +86,11 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
     };
     RowSums<S, 2> sums{};
     for_terms([&](std::int64_t, S x_hat, S g) {
-      sums.at[0] += kCentered ? g : S(0);
+      sums.at[0] += g;
       sums.at[1] = fma(g, x_hat, sums.at[1]);
     });
     sums = threads.all_reduce(sums);
-    const S g_mean = sums.at[0] / static_cast<S>(a.columns);
+    const S g_mean = a.mean != nullptr ? sums.at[0] / static_cast<S>(a.columns) : S(0);
     const S gx_mean = sums.at[1] / static_cast<S>(a.columns);
     for_terms([&](std::int64_t column, S x_hat, S g) {
       a.dx[row * a.columns + column] = static_cast<T>((g - g_mean - x_hat * gx_mean) * statistics.rstd);
@@ -98,31 +100,21 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
 
 // On the host.
 
-// Calls f.operator()<L>() with the layout that held_layout() chooses: it changes only at these numbers of columns.
-template <class T, bool kInPacks, bool kCentered, class F>
-void with_layout(std::int64_t columns, const F& f) {
-  constexpr int kMost = kMostHeld<Accumulate<T>>;
-  const auto up_to = [&]<int... kColumns>() {
-    const auto has = [&]<int kEnd>() {
-      if (columns <= kEnd) {
-        constexpr HeldLayout kLayout = held_layout(kEnd, sizeof(T), kInPacks, kCentered);
-        f.template operator()<Layout<kLayout.threads, kLayout.block, kLayout.elements>>();
-      }
-      return columns <= kEnd;
-    };
-    return (has.template operator()<kColumns>() || ...);
+// Launches the kernel with the layout that held_layout() chooses: it changes only at these numbers of columns.
+template <int V, bool kCentered, class T, class W, int... kEnds>
+void launch_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan, std::integer_sequence<int, kEnds...>) {
+  const auto launch = [&]<int kEnd>() {
+    if (a.columns <= kEnd) {
+      constexpr HeldLayout kLayout = held_layout(kEnd, sizeof(T), (V > 1), kCentered);
+      using L = Layout<kLayout.threads, kLayout.block, kLayout.elements>;
+      norm_backward_held_kernel<kCentered, T, W, L, V>
+          <<<grid_of(plan.partial_rows), L::kBlock, 0, cuda::current_stream()>>>(a);
+      cuda::check_launch("norm_backward_held_kernel");
+    }
+    return a.columns <= kEnd;
   };
-  const bool done = up_to.template operator()<64, 128, 256, 32 * kMost, 128 * kMost, 512 * kMost>();
-  check(done, "norm_backward: there is no layout for rows of {}", columns);
-}
-
-template <int V, bool kCentered, class T, class W>
-void launch_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
-  with_layout<T, (V > 1), kCentered>(a.columns, [&]<class L>() {
-    norm_backward_held_kernel<kCentered, T, W, L, V>
-        <<<grid_of(plan.partial_rows), L::kBlock, 0, cuda::current_stream()>>>(a);
-    cuda::check_launch("norm_backward_held_kernel");
-  });
+  const bool done = (launch.template operator()<kEnds>() || ...);
+  check(done, "norm_backward: there is no layout for rows of {}", a.columns);
 }
 
 }  // namespace
@@ -130,13 +122,19 @@ void launch_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
 void backward_held(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
   on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
     const auto a = rows_of<T, W>(args, partials);
-    with_pack<T>(plan.pack > 1, [&]<int V>() { launch_held<V, kCentered>(a, plan); });
+    if constexpr (sizeof(T) == 4) {
+      if (plan.pack > 1) {
+        return launch_held<4, kCentered>(a, plan, std::integer_sequence<int, 64, 128, kShortRow>{});
+      }
+    }
+    constexpr int kMost = kMostHeld<Accumulate<T>>;
+    launch_held<1, kCentered>(a, plan, std::integer_sequence<int, 32 * kMost, 128 * kMost, 512 * kMost>{});
   });
 }
 
 void backward_looped(const NormBackward& args) {
-  on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
-    norm_backward_looped_kernel<kCentered, T, W>
+  on_norm<8>(args, [&]<bool, class T, class W>() {
+    norm_backward_looped_kernel<T, W>
         <<<grid_of(args.rows), kLoopThreads, 0, cuda::current_stream()>>>(rows_of<T, W>(args, {}));
     cuda::check_launch("norm_backward_looped_kernel");
   });

@@ -33,7 +33,7 @@ template <class T, int V>
 constexpr int kPacks = V > 1 ? 1 : std::min<int>(16 / sizeof(T), 4);
 
 // A thread's part in the kernel.
-template <bool kCentered, class T, class W, int V>
+template <class T, class W, int V>
 class ParameterSums {
  public:
   using S = Accumulate<T>;
@@ -80,9 +80,7 @@ class ParameterSums {
 #pragma unroll
       for (int k = 0; k < P * V; ++k) {
         dweight_[k] += __shfl_xor_sync(kAllLanes, dweight_[k], distance);
-        if constexpr (kCentered) {
-          dbias_[k] += __shfl_xor_sync(kAllLanes, dbias_[k], distance);
-        }
+        dbias_[k] += __shfl_xor_sync(kAllLanes, dbias_[k], distance);
       }
     }
     if (thread() % kWarp < lanes_) {
@@ -91,9 +89,7 @@ class ParameterSums {
       for (int i = 0; i < P; ++i) {
         const int column = (i * lanes_ + threadIdx.x) * V;
         store(own + column, pack_at(dweight_, i));
-        if constexpr (kCentered) {
-          store(own + tile_ + column, pack_at(dbias_, i));
-        }
+        store(own + tile_ + column, pack_at(dbias_, i));
       }
     }
     __syncthreads();
@@ -101,7 +97,7 @@ class ParameterSums {
 
   /// Adds up the sums of the warps, then those of the cluster's blocks, and writes the results.
   __device__ void add_warps_and_blocks() {
-    const int sums = kCentered ? 2 * tile_ : tile_;
+    const int sums = 2 * tile_;
     if (cluster_ == 1) {
 #pragma unroll 1
       for (int k = thread(); k < sums; k += kBlock) {
@@ -137,11 +133,11 @@ class ParameterSums {
   __device__ void add_batch(std::int64_t& row, std::int64_t step, const T*& x_row, const T*& dy_row) {
     Pack<T, V> xs[U][P];
     Pack<T, V> dys[U][P];
-    Statistics<T, kCentered> statistics[U];
+    Statistics<T, true> statistics[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const bool present = kAll || row < a_.rows;
-      statistics[u] = a_.template statistics<kCentered>(row, present);
+      statistics[u] = a_.any_statistics(row, present);
 #pragma unroll
       for (int i = 0; i < P; ++i) {
         xs[u][i] = {};
@@ -166,9 +162,7 @@ class ParameterSums {
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           dweight_[i * V + j] += dy[j] * statistics[u].x_hat(x[j]);
-          if constexpr (kCentered) {
-            dbias_[i * V + j] += dy[j];
-          }
+          dbias_[i * V + j] += dy[j];
         }
       }
     }
@@ -238,13 +232,13 @@ class ParameterSums {
   // The thread's. Those past the row's end are replaced by the row's last columns, whose sums are then not written.
   int columns_[P];
   S dweight_[P * V] = {};
-  S dbias_[kCentered ? P * V : 1] = {};
+  S dbias_[P * V] = {};
 };
 
-template <bool kCentered, class T, class W, int V>
+template <class T, class W, int V>
 __global__ void __launch_bounds__(kBlock, kResident)
     norm_backward_parameters_kernel(const BackwardRows<T, W> a, int cluster) {
-  using Sums = ParameterSums<kCentered, T, W, V>;
+  using Sums = ParameterSums<T, W, V>;
   __shared__ typename Sums::Shared shared;
   cuda::allow_dependents();
   Sums sums(a, cluster, shared);
@@ -253,15 +247,15 @@ __global__ void __launch_bounds__(kBlock, kResident)
   sums.add_warps_and_blocks();
 }
 
-template <bool kCentered, class T, class W, int V>
+template <class T, class W, int V>
 void launch(const NormBackward& args) {
   const ParametersPlan p = plan_parameters(args.rows, args.columns, V * kPacks<T, V>, static_cast<int>(sizeof(T)),
                                            kUnroll<T, V>, cuda::device_has_clusters());
   const Tensor partials = p.partial_rows() > 1 ? allocate_partials(args, p.partial_rows()) : Tensor();
   cuda::Launch(dim3(grid_of(p.tiles), p.parts), dim3(p.lanes, kBlock / p.lanes))
       .cluster(dim3(1, p.cluster))
-      .run(norm_backward_parameters_kernel<kCentered, T, W, V>, "norm_backward_parameters_kernel",
-           rows_of<T, W>(args, partials), p.cluster);
+      .run(norm_backward_parameters_kernel<T, W, V>, "norm_backward_parameters_kernel", rows_of<T, W>(args, partials),
+           p.cluster);
   add_partials(args, partials);
 }
 
@@ -272,9 +266,7 @@ void backward_parameters(const NormBackward& args) {
     return;
   }
   const bool packs = fit_packs(args.columns, args.x.dtype(), args.dy, args.x);
-  on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
-    with_pack<T>(packs, [&]<int V>() { launch<kCentered, T, W, V>(args); });
-  });
+  on_norm<8>(args, [&]<bool, class T, class W>() { with_pack<T>(packs, [&]<int V>() { launch<T, W, V>(args); }); });
 }
 
 }  // namespace mica::kernels::norm_cuda

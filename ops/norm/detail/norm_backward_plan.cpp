@@ -15,7 +15,6 @@ using norm_backward_kernels::OfFloat32;
 using norm_backward_kernels::SumsOf16Bits;
 using norm_backward_kernels::SumsOfFloat32;
 using rows::ceil_div;
-using rows::Group;
 using rows::kPersistentBlocks;
 using rows::persistent_blocks;
 
@@ -40,10 +39,10 @@ constexpr Line kOfFloat32[] = {{4096, OfFloat32::get(by_block(2, 2))},
 
 // The same for rows of three matrices: x, dy and dsum. With one pack per thread, dx_bias is computed as well.
 constexpr Line kSumsOf16Bits[] = {
-    {64, SumsOf16Bits::get(by_lanes(8, 1, 4))},      {128, SumsOf16Bits::get(by_lanes(16, 1, 4))},
-    {256, SumsOf16Bits::get(by_lanes(32, 1, 4))},    {2048, SumsOf16Bits::get(by_block(1, 3))},
-    {8192, SumsOf16Bits::get(by_block(2, 2))},       {16384, SumsOf16Bits::get(by_cluster(2, 4)), 4},
-    {65536, SumsOf16Bits::get(by_cluster(2, 4)), 8}, {131072, SumsOf16Bits::get(by_cluster(2, 4)), 16}};
+    {128, SumsOf16Bits::get(by_lanes(16, 1, 4))},     {256, SumsOf16Bits::get(by_lanes(32, 1, 4))},
+    {2048, SumsOf16Bits::get(by_block(1, 3))},        {8192, SumsOf16Bits::get(by_block(2, 2))},
+    {16384, SumsOf16Bits::get(by_cluster(2, 4)), 4},  {65536, SumsOf16Bits::get(by_cluster(2, 4)), 8},
+    {131072, SumsOf16Bits::get(by_cluster(2, 4)), 16}};
 constexpr Line kSumsOfFloat32[] = {
     {128, SumsOfFloat32::get(by_lanes(16, 2, 4))},    {256, SumsOfFloat32::get(by_lanes(32, 2, 4))},
     {4096, SumsOfFloat32::get(by_block(2, 2))},       {8192, SumsOfFloat32::get(by_cluster(2, 4)), 2},
@@ -51,7 +50,6 @@ constexpr Line kSumsOfFloat32[] = {
 
 /// The table for these rows; none if they do not stream. Short float32 rows are faster if they are held.
 std::span<const Line> table_of(const NormBackwardCase& c) {
-  constexpr std::int64_t kShortRow = 256;
   if (!c.packs || !c.clusters || (c.size == 4 && !c.adds && c.columns <= kShortRow)) {
     return {};
   }
@@ -126,16 +124,17 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
   if (c.columns > 512 * 64 / std::max(c.size, 4)) {
     return {.kernel = NormBackwardKernel::looped};
   }
-  const HeldLayout layout = held_layout(c.columns, c.size, c.packs, c.centered);
+  const bool packs = c.packs && c.size == 4 && c.columns <= kShortRow;
+  const HeldLayout layout = held_layout(c.columns, c.size, packs, c.centered);
   // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x. With single
   // elements, more loads must be in flight.
-  const int blocks = layout.rows() == 1     ? (c.packs ? 65536 : 131072) / layout.block
+  const int blocks = layout.rows() == 1     ? 131072 / layout.block
                      : layout.elements < 16 ? 512
                      : layout.threads == 32 ? 2 * kPersistentBlocks
                                             : 3 * kPersistentBlocks;
   return {.kernel = NormBackwardKernel::held,
           .partial_rows = std::min<std::int64_t>(ceil_div(c.rows, layout.rows()), blocks),
-          .pack = c.packs ? 16 / c.size : 1};
+          .pack = packs ? 4 : 1};
 }
 
 namespace {

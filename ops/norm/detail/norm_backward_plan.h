@@ -65,8 +65,7 @@ constexpr StreamKernel by_cluster(int packs, int depth) { return {Group::cluster
 
 using Of16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_lanes(32, 2, 2), by_block(1, 3),
                          by_block(2, 2), by_cluster(2, 4), by_cluster(4, 3)>;
-using SumsOf16Bits = Kernels<by_lanes(8, 1, 4), by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 3), by_block(2, 2),
-                             by_cluster(2, 4)>;
+using SumsOf16Bits = Kernels<by_lanes(16, 1, 4), by_lanes(32, 1, 4), by_block(1, 3), by_block(2, 2), by_cluster(2, 4)>;
 using OfFloat32 = Kernels<by_block(2, 2), by_block(4, 2), by_cluster(2, 4), by_cluster(4, 3)>;
 using SumsOfFloat32 = Kernels<by_lanes(16, 2, 4), by_lanes(32, 2, 4), by_block(2, 2), by_cluster(2, 4)>;
 
@@ -121,20 +120,21 @@ struct HeldLayout {
   bool operator==(const HeldLayout&) const = default;
 };
 
-/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes. Short
-/// float32 rows in packs are all that an H200 does not stream, so they have layouts of their own: in an RMS norm, fewer
-/// threads share a row, and each reads several packs; a layer norm (`centered`) also has sums for its bias, which take
-/// registers.
+constexpr int kShortRow = 256;  // columns of the longest float32 row in packs that is held
+
+/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes, which is so
+/// for float32 rows of up to kShortRow columns only. In an RMS norm, fewer threads share such a row, and each reads
+/// several packs; a layer norm (`centered`) also has sums for its bias, which take registers.
 constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, bool centered) {
   const int most = 64 / (size < 4 ? 4 : size);
-  if (packs && size == 4 && columns > 64 && columns <= 256 && (!centered || columns <= 128)) {
-    return centered ? HeldLayout{32, 256, 4} : HeldLayout{columns <= 128 ? 8 : 16, 256, most};
+  if (packs) {
+    return columns <= 64    ? HeldLayout{8, 256, 8}
+           : columns <= 128 ? (centered ? HeldLayout{32, 256, 4} : HeldLayout{8, 256, 16})
+                            : (centered ? HeldLayout{32, 256, 8} : HeldLayout{16, 256, 16});
   }
-  const int of_warp = packs ? 8 : most;  // elements of each lane, if a warp shares the row
-  return columns <= 64             ? HeldLayout{8, 256, 8}
-         : columns <= 32 * of_warp ? HeldLayout{32, 256, of_warp}
-         : columns <= 128 * most   ? HeldLayout{128, 128, most}
-                                   : HeldLayout{512, 512, most};
+  return columns <= 32 * most    ? HeldLayout{32, 256, most}
+         : columns <= 128 * most ? HeldLayout{128, 128, most}
+                                 : HeldLayout{512, 512, most};
 }
 
 /// How dweight and dbias are computed without dx.

@@ -72,8 +72,8 @@ using rows::Kernels;
 
 using Short = Kernels<by_lanes(8, 1), by_lanes(8, 2), by_lanes(16, 2), by_warp(2)>;
 using Held = Kernels<by_warp(4), by_block(4), by_cluster(4)>;
-using HeldSums = Kernels<by_lanes(8, 1), by_lanes(8, 2), by_lanes(16, 2), by_warp(2), by_warp(4), by_block(4)>;
-using HeldUnaligned = Kernels<by_lanes(8, 8), by_warp(16), by_block(16)>;
+using HeldSums = Kernels<by_lanes(8, 2), by_lanes(16, 2), by_warp(2), by_warp(4), by_block(4)>;
+using HeldUnaligned = Kernels<by_warp(16), by_block(16)>;
 
 }  // namespace norm_forward_kernels
 
