@@ -133,14 +133,6 @@ inline std::vector<std::int64_t> some_columns(Device device) {
   return columns;
 }
 
-/// Whether the order of a row's sums depends on the number of rows, on CUDA: if clusters share it. centered: of layer
-/// norms.
-inline bool sums_in_two_ways(DType dtype, std::int64_t columns, bool centered) {
-  const auto size = static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t of_a_block = dtype == float32 && centered ? 8192 : 16'384;
-  return size <= 4 && columns * size % 16 == 0 && columns > of_a_block && columns <= 262'144;
-}
-
 /// A view with x's elements whose axes are reversed in memory, with a NaN after every element.
 inline Tensor with_gaps(const Tensor& x) {
   Strides strides = x.shape();

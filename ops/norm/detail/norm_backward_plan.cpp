@@ -15,7 +15,6 @@ using norm_backward_kernels::OfFloat32;
 using norm_backward_kernels::SumsOf16Bits;
 using norm_backward_kernels::SumsOfFloat32;
 using rows::ceil_div;
-using rows::Group;
 using rows::kPersistentBlocks;
 using rows::persistent_blocks;
 

@@ -7,7 +7,10 @@ namespace mica::kernels {
 
 namespace {
 
-using rows::ceil_div;
+using norm_forward_kernels::Held;
+using norm_forward_kernels::HeldSums;
+using norm_forward_kernels::HeldUnaligned;
+using norm_forward_kernels::Short;
 using rows::Group;
 using rows::has_warps;
 using rows::RowKernel;
@@ -59,7 +62,6 @@ Plan plan_of(const NormShape& s, Plan::Kernel kernel, std::span<const RowKernel>
 }
 
 Plan plan_of(const NormShape& s) {
-  using namespace norm_forward_kernels;
   if (s.adds) {
     return s.aligned ? plan_of(s, Plan::Kernel::held, HeldSums::kAll) : Plan{};
   }
