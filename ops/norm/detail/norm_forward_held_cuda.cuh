@@ -246,7 +246,7 @@ class HeldRow {
   __device__ static void load_packs(const T* from, int left, [[maybe_unused]] std::uint64_t policy, Tile& tile) {
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      tile.set(i, {});
+      tile.set(i, Pack<T, V>{});
       if (i * H::kStep < left) {
         if constexpr (sizeof(T) * V == 8) {  // a double
           tile.set(i, load<V>(from + i * H::kStep));
