@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(All, AddRMSNormTypes, testing::ValuesIn(kNormTypes), na
 TEST_P(AddRMSNormTypes, MatchThreeOps) {
   const auto [dtype, weight_dtype] = GetParam();
   for (const Device device : test_devices()) {
-    std::vector<std::int64_t> lengths = {1, 7, 8, 64, 128, 257, 768, 1024, 4096};
+    std::vector<std::int64_t> lengths = {1, 7, 8, 64, 128, 200, 257, 768, 1024, 4096};
     if (device.is_cuda()) {
       lengths.insert(lengths.end(), {100, 2056, 2560, 4100, 8192, 16'384, 16'392, 20'001});
     }
