@@ -11,7 +11,8 @@
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1:detect_leaks=1"; }
 #endif
 #if defined(MICA_THREAD_SANITIZER)
-extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+// A test's child process may start threads, also if other tests started some before it was forked.
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1:die_after_fork=0"; }
 #endif
 
 namespace {

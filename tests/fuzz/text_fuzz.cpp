@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "tests/fuzz/memory_file.h"
+#include <mica/core/check.h>
 #include <mica/io/text.h>
 
 using namespace mica;

@@ -107,7 +107,8 @@ TEST_F(Files, MayHaveTheDescriptorZero) {
           file.commit();
         }
         const io::InputFile file(folder / "model");
-        std::exit(file.descriptor() == 0 && file.size() == 3 && names().size() == 1 ? 0 : 1);
+        // Without a search for leaks: a forked process lacks the threads to which some memory belongs.
+        std::_Exit(file.descriptor() == 0 && file.size() == 3 && names().size() == 1 ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
 }
