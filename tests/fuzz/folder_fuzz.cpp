@@ -6,6 +6,7 @@
 
 #include "tests/fuzz/memory_file.h"
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/check.h>
 #include <mica/core/creation.h>
 #include <mica/io/adapter.h>
 #include <mica/io/pretrained.h>

@@ -3,6 +3,7 @@
 #include "examples/common/character_model.h"
 #include "tests/fuzz/memory_file.h"
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/check.h>
 #include <mica/core/creation.h>
 
 using namespace mica;

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "tests/fuzz/memory_file.h"
+#include <mica/core/check.h>
 #include <mica/io/pretrained_config.h>
 
 using namespace mica;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "tests/fuzz/memory_file.h"
+#include <mica/core/check.h>
 #include <mica/io/safetensors.h>
 #include <mica/io/training_checkpoint.h>
 

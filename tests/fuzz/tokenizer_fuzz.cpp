@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/fuzz/memory_file.h"
+#include <mica/core/check.h>
 #include <mica/io/text.h>
 
 using namespace mica;
