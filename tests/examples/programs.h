@@ -18,14 +18,17 @@ struct Outcome {
   std::string err;
 };
 
+/// Runs a line of a shell in `folder`, where its output stays in out.txt and err.txt.
+inline Outcome run_line(const std::filesystem::path& folder, const std::string& line) {
+  const int status = std::system(("cd '" + folder.string() + "' && " + line + " >out.txt 2>err.txt").c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+}
+
 /// Runs a program in the folder `programs`, by a shell, for at most a minute. `command` is the program's name and its
 /// options; the working directory is `folder`.
 inline Outcome run_program(const std::filesystem::path& folder, const std::filesystem::path& programs,
                            const std::string& command) {
-  const std::string line =
-      "cd '" + folder.string() + "' && timeout 60 '" + programs.string() + "'/" + command + " >out.txt 2>err.txt";
-  const int status = std::system(line.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+  return run_line(folder, "timeout 60 '" + programs.string() + "'/" + command);
 }
 
 /// Expects the exit status, and one line on stderr that contains `text`.

@@ -46,13 +46,10 @@ class Ranks : public testing::Test {
 
   /// Runs `command`, a program in build/bin and its options, with `ranks` ranks.
   Outcome run(int ranks, const std::string& command) const {
-    const std::string number = std::to_string(ranks);
     // By default, mpirun waits for two seconds after an error.
-    const std::string line = "cd '" + folder.string() +
-                             "' && OMPI_MCA_odls_base_sigkill_timeout=0 timeout 60 '" MICA_SCRIPTS "/ranks' " + number +
-                             " '" + programs.string() + "'/" + command + " >out.txt 2>err.txt";
-    const int status = std::system(line.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out.txt"), contents(folder / "err.txt")};
+    return mica::testing_support::run_line(
+        folder, "OMPI_MCA_odls_base_sigkill_timeout=0 timeout 60 '" MICA_SCRIPTS "/ranks' " + std::to_string(ranks) +
+                    " '" + programs.string() + "'/" + command);
   }
 
   static std::string training(const std::string& more) {

@@ -36,11 +36,8 @@ class Document : public testing::Test {
 
   /// Runs the program in a folder, after words of a shell.
   Outcome run(const std::string& in, const std::string& before = "timeout 60") const {
-    const std::string line = "cd '" + (folder / in).string() + "' && OMP_NUM_THREADS=1 " + before + " '" +
-                             (programs / "spirals").string() + "' >out.txt 2>err.txt";
-    const int status = std::system(line.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / in / "out.txt"),
-            contents(folder / in / "err.txt")};
+    return mica::testing_support::run_line(
+        folder / in, "OMP_NUM_THREADS=1 " + before + " '" + (programs / "spirals").string() + "'");
   }
 
   /// Metrics without times.
