@@ -130,8 +130,8 @@ if(MICA_WITH_CUDA)
   set(mica_cuda $<COMPILE_LANGUAGE:CUDA>)
   target_compile_options(mica PUBLIC $<${mica_cuda}:-std=c++20 --expt-relaxed-constexpr --extended-lambda>
                               PRIVATE $<${mica_cuda}:-Xcompiler=-Wall,-Wextra>)
-  # Machine code takes half of the space when it is compressed. The driver decompresses it when a kernel is loaded. Before
-  # CUDA 13, drivers need not know the smaller format.
+  # Compressed machine code takes half of the space; the driver decompresses it when it loads a kernel. Drivers for
+  # toolkits before CUDA 13 may not know the smallest format.
   set(mica_compress -Xfatbin=-compress-all)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     set(mica_compress --compress-mode=size)

@@ -310,7 +310,8 @@ Control::Requests Control::take_requests() {
   return {.leaving = leaving_ && !left_, .closing = closing_};
 }
 
-// Rank 0: hears the others and tells them the verdict, or that all have left. Returns whether the conversation ends.
+// Rank 0: reads what the others send, and tells them why the run failed, or that all have left. Returns whether the
+// thread may end.
 bool Control::judge_others(bool closing) {
   for (int rank = 1; rank < size_; ++rank) {
     hear(rank);
