@@ -26,7 +26,7 @@ if(MICA_WITH_MPI)
                               COMPILE_DEFINITIONS "${MPI_CXX_COMPILE_DEFINITIONS}" SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Used by one file only.
-set_source_files_properties(distributed/group.cpp PROPERTIES
+set_source_files_properties(distributed/world.cpp PROPERTIES
   COMPILE_DEFINITIONS "MICA_WITH_MPI=${MICA_WITH_MPI};MICA_WITH_NCCL=${MICA_WITH_NCCL}" SKIP_PRECOMPILE_HEADERS ON)
 if(MICA_WITH_NCCL)
   target_link_libraries(mica PRIVATE ${MICA_NCCL_LIBRARY})

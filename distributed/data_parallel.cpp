@@ -29,8 +29,7 @@ struct Trained {
 };
 
 // The buffer of a bucket holds the gradients, each aligned to 16 bytes, and then one flag per gradient: 1 if this rank
-// had it, else 0. After the reduction, a positive flag means that some rank had the gradient, so this takes no other
-// collective. Padding between the gradients is reduced with them and never read.
+// had it, else 0. Flags are reduced with the gradients, so a positive one means that some rank had the gradient.
 struct Bucket {
   DType dtype;
   Device device;
@@ -185,9 +184,8 @@ void DataParallel::State::arrived(std::size_t i) {
   }
 }
 
-// Copies the gradients into a new buffer and removes them. Copying costs a pass over the gradients. In return, backward
-// can allocate each gradient anywhere, and gradients are created and freed as without DataParallel. Memory is needed
-// only once: each gradient is freed when it was copied, and the buffer is freed with its last gradient.
+// Copies the gradients into a new buffer and removes them. Copying costs a pass over the gradients, but backward can
+// allocate each gradient anywhere, and both copies are never kept at once.
 void DataParallel::State::start(Bucket& bucket) {
   check_not_capturing("DataParallel of several ranks");
   const DType dtype = size_of(bucket.dtype) == 2 ? options.reduce_dtype.value_or(bucket.dtype) : bucket.dtype;

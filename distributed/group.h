@@ -7,6 +7,7 @@
 
 #include <mica/core/shared_state.h>
 #include <mica/core/tensor.h>
+#include <mica/distributed/reduction.h>
 
 namespace mica::distributed {
 
@@ -14,9 +15,6 @@ namespace detail {
 class Transfer;
 struct GroupState;
 }  // namespace detail
-
-/// How a collective combines the ranks' elements. `mean` is the sum divided by the number of ranks.
-enum class Reduction { sum, mean, min, max };
 
 /// A collective that was started by Group::start_…(). A default-constructed one is complete. Copies are handles to the
 /// same collective.

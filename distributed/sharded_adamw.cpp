@@ -100,9 +100,9 @@ bool is_16_bit(DType dtype) { return size_of(dtype) == 2; }
 }  // namespace
 
 /// The AdamW of this rank's elements. Clips by the norm of all ranks' gradients.
-class ShardedAdamW::Share : public optim::AdamW {
+class ShardedAdamW::Shard : public optim::AdamW {
  public:
-  Share(const std::vector<optim::AdamW::Group>& groups, const distributed::Group& group)
+  Shard(const std::vector<optim::AdamW::Group>& groups, const distributed::Group& group)
       : AdamW(kName, groups), group_(group) {}
 
  private:
@@ -137,8 +137,8 @@ struct ShardedAdamW::Bucket {
   std::int64_t used = 0;  // elements before padding to equal parts
   std::int64_t part = 0;  // elements of one rank
   Tensor flat{};          // (ranks · part)
-  // The same memory with a separate version, which only the share's steps raise. After other writes to a parameter, a
-  // step compares it with the master weights; gathering the weights must not cause such a comparison.
+  // The same memory with a separate version: after writes to a parameter, a step compares it with the master weights,
+  // and the gather of the weights must not count as such a write.
   Tensor stepped{};
   Tensor gathered{};          // the same memory again: the gather itself must not wait for the pending transfer
   std::uint32_t version = 0;  // of `flat`, after the gather
@@ -170,9 +170,9 @@ ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const
     check(sharding.bucket_bytes > 0, "{}: expected bucket_bytes > 0, got {}", kName, sharding.bucket_bytes);
     check(!reduce_dtype_ || *reduce_dtype_ == float32 || *reduce_dtype_ == float64,
           "{}: expected reduce_dtype to be float32 or float64, got {}", kName, reduce_dtype_.value_or(float32));
-    share_ = std::make_unique<Share>(groups, group_);  // for one rank; otherwise only to validate
+    shard_ = std::make_unique<Shard>(groups, group_);  // for one rank; otherwise only to validate
     if (group_.size() > 1) {
-      const Tensors all = share_->parameters();
+      const Tensors all = shard_->parameters();
       for (const Tensor& x : all) {
         check(x.device() == all.front().device(), "{}: expected all parameters on one device, got {} and {}", kName,
               all.front().device(), x.device());
@@ -191,19 +191,19 @@ ShardedAdamW::ShardedAdamW(const std::vector<optim::AdamW::Group>& groups, const
     return;
   }
   check_ranks_agree(groups, sharding, error);
-  make_buckets(share_->parameters(), sharding.bucket_bytes);
+  make_buckets(shard_->parameters(), sharding.bucket_bytes);
   for (Bucket& bucket : buckets_) {
     fill(bucket);
   }
-  std::vector<optim::AdamW::Group> shares;
+  std::vector<optim::AdamW::Group> shards;
   std::size_t next = 0;
   for (const optim::AdamW::Group& whole : groups) {
-    optim::AdamW::Group& share = shares.emplace_back(optim::AdamW::Group{{}, whole.options});
+    optim::AdamW::Group& shard = shards.emplace_back(optim::AdamW::Group{{}, whole.options});
     for (std::size_t i = 0; i < whole.parameters.size(); ++i) {
-      share.parameters.push_back(parameters_[next++].leaf);
+      shard.parameters.push_back(parameters_[next++].leaf);
     }
   }
-  share_ = std::make_unique<Share>(shares, group_);
+  shard_ = std::make_unique<Shard>(shards, group_);
   forget_gradients();
   for (std::size_t i = 0; overlap_ && i < parameters_.size(); ++i) {
     hooks_.push_back(
@@ -438,8 +438,8 @@ void ShardedAdamW::reduce_gradients(const std::vector<bool>& wanted) {
   }
 }
 
-void ShardedAdamW::set_share_gradients(const std::vector<bool>& has_gradient) {
-  share_->zero_grad();
+void ShardedAdamW::set_shard_gradients(const std::vector<bool>& has_gradient) {
+  shard_->zero_grad();
   for (const Bucket& bucket : buckets_) {
     const std::int64_t own = group_.rank() * bucket.part;
     for (const std::size_t i : bucket.parameters) {
@@ -473,7 +473,7 @@ void ShardedAdamW::learn_order() {
 // Frees the reduced gradients, and resets the counts of arrived gradients for the next step.
 void ShardedAdamW::forget_gradients() {
   fault_.clear();
-  share_->zero_grad();
+  shard_->zero_grad();
   for (Bucket& bucket : buckets_) {
     bucket.reduced = {};
     bucket.missing = bucket.parameters.size();
@@ -519,7 +519,7 @@ void ShardedAdamW::wait() const {
 
 Tensor ShardedAdamW::step(const optim::StepOptions& options) {
   if (group_.size() == 1) {
-    return share_->step(options);
+    return shard_->step(options);
   }
   const autograd::NoGrad guard;
   wait();  // for transfers of weights that were not used since the last step
@@ -533,13 +533,13 @@ Tensor ShardedAdamW::step(const optim::StepOptions& options) {
     has_gradient = agree_on_step(options);
     reduce_gradients(has_gradient);
   }
-  set_share_gradients(has_gradient);
+  set_shard_gradients(has_gradient);
   for (const Bucket& bucket : buckets_) {
     if (bucket.flat.version() != bucket.version) {
       bucket.stepped.bump_version("a write to a parameter");
     }
   }
-  const Tensor norm = share_->step(options);
+  const Tensor norm = shard_->step(options);
   forget_gradients();
   gather_weights(has_gradient);
   ++steps_;
@@ -574,14 +574,14 @@ ShardedAdamW::Accumulating::~Accumulating() {
   }
 }
 
-void ShardedAdamW::set_lr(double lr) { share_->set_lr(lr); }
-void ShardedAdamW::set_lr(std::size_t group, double lr) { share_->set_lr(group, lr); }
-double ShardedAdamW::lr(std::size_t group) const { return share_->lr(group); }
-std::size_t ShardedAdamW::group_count() const { return share_->group_count(); }
+void ShardedAdamW::set_lr(double lr) { shard_->set_lr(lr); }
+void ShardedAdamW::set_lr(std::size_t group, double lr) { shard_->set_lr(group, lr); }
+double ShardedAdamW::lr(std::size_t group) const { return shard_->lr(group); }
+std::size_t ShardedAdamW::group_count() const { return shard_->group_count(); }
 
 Tensors ShardedAdamW::parameters() const {
   if (group_.size() == 1) {
-    return share_->parameters();
+    return shard_->parameters();
   }
   Tensors result;
   for (const Parameter& parameter : parameters_) {
@@ -594,7 +594,7 @@ StateDict ShardedAdamW::state_dict(std::optional<int> only_rank) const {
   const int rank = only_rank.value_or(0);
   check(rank >= 0 && rank < group_.size(), "{}: state_dict: expected a rank in [0, {}), got {}", kName, group_.size(),
         rank);
-  const StateDict own = share_->state_dict();
+  const StateDict own = shard_->state_dict();
   if (group_.size() == 1) {
     return own;
   }
@@ -639,7 +639,7 @@ StateDict ShardedAdamW::state_dict(std::optional<int> only_rank) const {
 }
 
 // The states of this rank's elements. AdamW reports any other error in `state`.
-StateDict ShardedAdamW::share_of(const StateDict& state) const {
+StateDict ShardedAdamW::shard_of(const StateDict& state) const {
   StateDict result = state;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];
@@ -660,17 +660,17 @@ StateDict ShardedAdamW::share_of(const StateDict& state) const {
 
 void ShardedAdamW::load_state_dict(const StateDict& state) {
   if (group_.size() == 1) {
-    share_->load_state_dict(state);
+    shard_->load_state_dict(state);
     return;
   }
   const autograd::NoGrad guard;
-  wait();  // this rank's share of the weights is read, and the gather may still be writing that memory
-  const StateDict before = share_->state_dict();
+  wait();  // this rank's shard of the weights is read, and the gather may still be writing that memory
+  const StateDict before = shard_->state_dict();
   std::exception_ptr error;
   Hash steps;
   try {
-    share_->load_state_dict(share_of(state));
-    for (const auto& [name, tensor] : share_->state_dict()) {
+    shard_->load_state_dict(shard_of(state));
+    for (const auto& [name, tensor] : shard_->state_dict()) {
       steps.add(name);
       if (name.ends_with(".step")) {
         steps.add(to_vector<std::int64_t>(tensor)[0]);
@@ -687,14 +687,14 @@ void ShardedAdamW::load_state_dict(const StateDict& state) {
             kName, rank);
     }
   } catch (...) {
-    share_->load_state_dict(before);
+    shard_->load_state_dict(before);
     throw;
   }
 }
 
 std::size_t ShardedAdamW::state_bytes() const {
   std::size_t result = 0;
-  for (const auto& [name, tensor] : share_->state_dict()) {
+  for (const auto& [name, tensor] : shard_->state_dict()) {
     result += name.ends_with(".step") ? 0 : tensor.bytes();
   }
   return result;

@@ -48,7 +48,7 @@ struct ShardingOptions {
 ///     distributed::world()); loss_of(rows_of_this_rank).backward();  // the mean over the rows; once or, to
 ///     accumulate, several times optimizer.step({.max_grad_norm = 1.0}); optimizer.zero_grad();
 ///
-/// step() averages the gradients over the ranks, updates this rank's share of the elements, and sends the new weights
+/// step() averages the gradients over the ranks, updates this rank's shard of the elements, and sends the new weights
 /// to all ranks. For equal gradients, the weights have the same bits as with AdamW. With clipping, this holds as far as
 /// the norms are equal: their float64 sums are taken in different orders. With a group of one, this is optim::AdamW.
 ///
@@ -120,7 +120,7 @@ class ShardedAdamW {
   /// them. Returns copies on the CPU, on all ranks; with `only_rank`, on that rank only, and an empty StateDict on the
   /// others. A group of one gets handles, not copies.
   StateDict state_dict(std::optional<int> only_rank = {}) const;
-  /// Copies this rank's share of `state`. Each rank passes the whole states, from state_dict() without only_rank or
+  /// Copies this rank's shard of `state`. Each rank passes the whole states, from state_dict() without only_rank or
   /// from optim::AdamW. Throws one Error for any mismatch, without changing anything.
   void load_state_dict(const StateDict& state);
 
@@ -128,7 +128,7 @@ class ShardedAdamW {
   std::size_t state_bytes() const;
 
  private:
-  class Share;
+  class Shard;
   struct Parameter;
   struct Bucket;
 
@@ -143,11 +143,11 @@ class ShardedAdamW {
   void start_reduction(Bucket& bucket);
   void finish_reduction(Bucket& bucket) const;
   void reduce_gradients(const std::vector<bool>& wanted);
-  void set_share_gradients(const std::vector<bool>& has_gradient);
+  void set_shard_gradients(const std::vector<bool>& has_gradient);
   void learn_order();
   void forget_gradients();
   void gather_weights(const std::vector<bool>& has_gradient);
-  StateDict share_of(const StateDict& state) const;
+  StateDict shard_of(const StateDict& state) const;
 
   Group group_;
   std::optional<DType> reduce_dtype_;
@@ -163,7 +163,7 @@ class ShardedAdamW {
   std::int64_t steps_ = 0;     // calls of step()
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;   // in the order of the parameters; empty for a group of one
-  std::unique_ptr<Share> share_;  // AdamW of this rank's part of each parameter; parts may be empty
+  std::unique_ptr<Shard> shard_;  // AdamW of this rank's part of each parameter; parts may be empty
   std::unique_ptr<autograd::EarlyAccumulation> early_;  // this and hooks_: only with overlap
   std::vector<autograd::HookHandle> hooks_;
 };

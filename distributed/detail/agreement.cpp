@@ -61,8 +61,8 @@ Tensor words_of(const Tensor& x, DType dtype, std::size_t byte, std::int64_t cou
   return Tensor(std::move(impl));
 }
 
-// Hashes of tensors' elements. Different bits give the same hash with a probability of about 2^-63. Computed on the
-// tensors' device, as sums of their words, each multiplied by a random odd number, modulo 2^64.
+// Hashes of tensors' elements, computed on their device: the sum of the words, each multiplied by a random odd number,
+// modulo 2^64. Different bits give the same hash with a probability of about 2^-63.
 Integers checksums(const nn::NamedTensors& tensors) {
   const autograd::NoGrad guard;
   constexpr std::int64_t chunk = 1 << 20;  // words; bounds the memory for the products

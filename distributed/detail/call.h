@@ -4,7 +4,7 @@
 #include <string>
 
 #include <mica/core/dtype.h>
-#include <mica/distributed/group.h>
+#include <mica/distributed/reduction.h>
 
 namespace mica::distributed::detail {
 

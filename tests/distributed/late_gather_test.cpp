@@ -14,7 +14,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
-#include <mica/distributed/detail/transport/collectives.h>
+#include <mica/distributed/detail/group_state.h>
 #include <mica/distributed/sharded_adamw.h>
 #include <mica/nn/linear.h>
 #include <mica/ops/elementwise/binary.h>
@@ -31,7 +31,7 @@ namespace {
 using testing_support::expect_error;
 
 /// One collective. Each rank's data is copied when the rank calls it.
-struct Meeting {
+struct Exchange {
   std::vector<Tensor> sent;
   int missing = 0;
 };
@@ -43,24 +43,24 @@ class Hub {
 
   int size() const { return size_; }
 
-  std::shared_ptr<Meeting> join(std::size_t number, int rank, const Tensor& sent) {
+  std::shared_ptr<Exchange> join(std::size_t number, int rank, const Tensor& sent) {
     const autograd::NoGrad guard;
     const Tensor copy = empty(sent.shape(), sent.dtype());
     copy_into(copy, sent);
     const std::lock_guard lock(mutex_);
-    if (meetings_.size() <= number) {
-      meetings_.push_back(std::make_shared<Meeting>(Meeting{std::vector<Tensor>(size_), size_}));
+    if (exchanges_.size() <= number) {
+      exchanges_.push_back(std::make_shared<Exchange>(Exchange{std::vector<Tensor>(size_), size_}));
     }
-    const std::shared_ptr<Meeting> meeting = meetings_.at(number);
-    meeting->sent[rank] = copy;
-    --meeting->missing;
+    const std::shared_ptr<Exchange> exchange = exchanges_.at(number);
+    exchange->sent[rank] = copy;
+    --exchange->missing;
     changed_.notify_all();
-    return meeting;
+    return exchange;
   }
 
-  void wait(const Meeting& meeting) {
+  void wait(const Exchange& exchange) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return failed_ || meeting.missing == 0; });
+    changed_.wait(lock, [&] { return failed_ || exchange.missing == 0; });
     check(!failed_, "a rank has failed");
   }
 
@@ -74,28 +74,28 @@ class Hub {
   const int size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<Meeting>> meetings_;
+  std::vector<std::shared_ptr<Exchange>> exchanges_;
   bool failed_ = false;
 };
 
 /// A transfer that runs only when it is waited for.
 class Late final : public detail::Transfer {
  public:
-  Late(Hub& hub, std::shared_ptr<Meeting> meeting, std::function<void(const std::vector<Tensor>&)> receive)
-      : hub_(hub), meeting_(std::move(meeting)), receive_(std::move(receive)) {}
+  Late(Hub& hub, std::shared_ptr<Exchange> exchange, std::function<void(const std::vector<Tensor>&)> receive)
+      : hub_(hub), exchange_(std::move(exchange)), receive_(std::move(receive)) {}
 
   void wait() override {
-    if (meeting_ != nullptr) {
-      hub_.wait(*meeting_);
+    if (exchange_ != nullptr) {
+      hub_.wait(*exchange_);
       const autograd::NoGrad guard;
-      receive_(meeting_->sent);
-      meeting_ = nullptr;
+      receive_(exchange_->sent);
+      exchange_ = nullptr;
     }
   }
 
  private:
   Hub& hub_;
-  std::shared_ptr<Meeting> meeting_;
+  std::shared_ptr<Exchange> exchange_;
   std::function<void(const std::vector<Tensor>&)> receive_;
 };
 

@@ -4,7 +4,7 @@
 
 namespace mica::distributed::detail {
 
-std::uint64_t Journal::begin(const Call& call) {
+std::uint64_t CollectiveLog::begin(const Call& call) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t number = started_++;
   Entry& of = entry(number);
@@ -13,7 +13,7 @@ std::uint64_t Journal::begin(const Call& call) {
   return number;
 }
 
-void Journal::attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer) {
+void CollectiveLog::attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer) {
   const std::lock_guard lock(mutex_);
   if (started_ - number > capacity) {
     return;  // its entry was reused for a later collective
@@ -23,7 +23,7 @@ void Journal::attach(std::uint64_t number, const std::shared_ptr<Transfer>& tran
   of.transfer = transfer;
 }
 
-Beat Journal::beat(double seconds) {
+Heartbeat CollectiveLog::heartbeat(double seconds) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t before = oldest_;
   oldest_ = std::max(oldest_, started_ - std::min<std::uint64_t>(started_, capacity));
@@ -43,16 +43,16 @@ Beat Journal::beat(double seconds) {
   age_ = pending && pending_ && oldest_ == before ? age_ + seconds : 0;
   pending_ = pending;
 
-  Beat beat{.group = id_, .started = started_};
-  beat.first = std::max(reported_, started_ - std::min<std::uint64_t>(started_, capacity));
-  for (std::uint64_t number = beat.first; number < started_; ++number) {
-    beat.calls.push_back(entry(number).call);
+  Heartbeat heartbeat{.group = id_, .started = started_};
+  heartbeat.first = std::max(reported_, started_ - std::min<std::uint64_t>(started_, capacity));
+  for (std::uint64_t number = heartbeat.first; number < started_; ++number) {
+    heartbeat.calls.push_back(entry(number).call);
   }
   reported_ = started_;
   if (pending) {
-    beat.pending = {.number = oldest_, .call = entry(oldest_).call, .seconds = age_};
+    heartbeat.pending = {.number = oldest_, .call = entry(oldest_).call, .seconds = age_};
   }
-  return beat;
+  return heartbeat;
 }
 
 }  // namespace mica::distributed::detail

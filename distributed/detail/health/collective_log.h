@@ -6,15 +6,15 @@
 #include <vector>
 
 #include <mica/distributed/detail/health/heartbeat.h>
-#include <mica/distributed/detail/transport/collectives.h>
+#include <mica/distributed/detail/transfer.h>
 
 namespace mica::distributed::detail {
 
 /// Records the collectives of a group that this rank has started. Adds some tens of nanoseconds to each.
-class Journal {
+class CollectiveLog {
  public:
   /// `members` are the ranks in the world, in the order of the group.
-  Journal(std::uint64_t id, std::vector<int> members) : id_(id), members_(std::move(members)), ring_(capacity) {}
+  CollectiveLog(std::uint64_t id, std::vector<int> members) : id_(id), members_(std::move(members)), ring_(capacity) {}
 
   std::uint64_t id() const { return id_; }
   const std::vector<int>& members() const { return members_; }
@@ -25,10 +25,10 @@ class Journal {
   void attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer);
 
   /// The next report. `seconds` have passed since the last one.
-  Beat beat(double seconds);
+  Heartbeat heartbeat(double seconds);
 
   /// The number of calls that are remembered until the next report.
-  static constexpr std::size_t capacity = Beat::most_calls;
+  static constexpr std::size_t capacity = Heartbeat::most_calls;
 
  private:
   enum class State : std::uint8_t { starting, running, ended };
@@ -52,17 +52,17 @@ class Journal {
 };
 
 /// Records a blocking collective for as long as it exists.
-class Entered {
+class LoggedCall {
  public:
-  Entered(Journal& journal, const Call& call) : journal_(journal), number_(journal.begin(call)) {}
-  ~Entered() { journal_.attach(number_, nullptr); }
-  Entered(const Entered&) = delete;
-  Entered& operator=(const Entered&) = delete;
+  LoggedCall(CollectiveLog& log, const Call& call) : log_(log), number_(log.begin(call)) {}
+  ~LoggedCall() { log_.attach(number_, nullptr); }
+  LoggedCall(const LoggedCall&) = delete;
+  LoggedCall& operator=(const LoggedCall&) = delete;
 
   std::uint64_t number() const { return number_; }
 
  private:
-  Journal& journal_;
+  CollectiveLog& log_;
   std::uint64_t number_;
 };
 

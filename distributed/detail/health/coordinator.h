@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -19,79 +18,77 @@
 
 namespace mica::distributed::detail {
 
-/// Identifies the processes of a run, so that rank 0 can refuse other connections.
-using Token = std::array<std::byte, 16>;
-
-struct ControlOptions {
-  Judge::Options judge{};
-  double start = 25;  ///< seconds within which all ranks must connect
+struct CoordinatorOptions {
+  FailureDetector::Options detector{};
+  double start_timeout = 25;  ///< seconds within which all ranks must connect
 };
 
 /// MICA_DIST_TIMEOUT, MICA_DIST_HEARTBEAT_TIMEOUT and MICA_DIST_START_TIMEOUT, in seconds. Throws an Error that names a
 /// variable with an impossible value.
-ControlOptions control_options_from_environment();
+CoordinatorOptions coordinator_options_from_environment();
 
-/// Detects failed ranks, over TCP connections from rank 0 to all others that a thread of each process serves. Each rank
-/// reports its state once a second; rank 0 decides whether a rank has failed, and sends that verdict to all. Also
-/// carries small messages that ranks need before they have other connections.
-class Control {
+/// Detects failed ranks. Each rank sends heartbeats to rank 0 over TCP; rank 0 runs the FailureDetector and tells all
+/// ranks if one has failed. A thread of this object does so in each process. It also carries small messages, which
+/// ranks need before they have other connections.
+class Coordinator {
  public:
   /// For rank 0: waits until the other ranks have connected to `listener`. Throws an Error that names those that do not
   /// connect in time. Refuses connections from outside the run.
-  Control(Descriptor listener, int size, const Token& token, const ControlOptions& options);
+  Coordinator(Descriptor listener, int size, const Token& token, const CoordinatorOptions& options);
   /// For the other ranks: connects to rank 0, which listens at one of these addresses.
-  Control(const std::vector<Address>& hub, int rank, int size, const Token& token, const ControlOptions& options);
-  /// Ends the thread. See close().
-  ~Control();
-  Control(const Control&) = delete;
-  Control& operator=(const Control&) = delete;
+  Coordinator(const std::vector<Address>& rank_0, int rank, int size, const Token& token,
+              const CoordinatorOptions& options);
+  /// Calls close().
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
 
   /// Opens a group to which this rank belongs; `members` are ranks in the world. All members must pass the same id.
-  std::shared_ptr<Journal> open(std::uint64_t id, std::vector<int> members);
+  std::shared_ptr<CollectiveLog> open(std::uint64_t id, std::vector<int> members);
 
   /// A collective that sends each member's bytes (at most 16 KiB) to all members, and returns them in the order of the
   /// group. Throws an Error if a rank has failed. `kind` is barrier, split or exchange; *number receives the number of
   /// the collective.
-  std::vector<Bytes> exchange(Journal& group, const Bytes& mine, CallKind kind = CallKind::exchange,
+  std::vector<Bytes> exchange(CollectiveLog& group, const Bytes& mine, CallKind kind = CallKind::exchange,
                               std::uint64_t* number = nullptr);
 
-  // The steps of exchange(), for callers that write to the journal themselves. A number must be unique within the
-  // group and the same on all members.
+  // The steps of exchange(), for callers that write to the log themselves. A number must be unique within the group and
+  // the same on all members.
 
   /// Sends this rank's bytes.
-  void start_exchange(const Journal& group, std::uint64_t number, const Bytes& mine);
+  void start_exchange(const CollectiveLog& group, std::uint64_t number, const Bytes& mine);
   /// Waits for the bytes of all members. Throws an Error that starts with `op` if a rank has failed.
-  std::vector<Bytes> finish_exchange(const Journal& group, std::uint64_t number, const char* op);
+  std::vector<Bytes> finish_exchange(const CollectiveLog& group, std::uint64_t number, const char* op);
   /// Whether finish_exchange() would return at once, or has been called.
-  bool has_exchanged(const Journal& group, std::uint64_t number);
+  bool has_exchanged(const CollectiveLog& group, std::uint64_t number);
   /// Discards the result: finish_exchange() will not be called.
-  void forget_exchange(const Journal& group, std::uint64_t number);
+  void forget_exchange(const CollectiveLog& group, std::uint64_t number);
 
   /// Throws an Error that starts with `op` if a rank has failed.
   void check(const char* op) const {
-    if (failed_.load(std::memory_order_acquire)) [[unlikely]] {
-      throw_verdict(op);
+    if (failed()) [[unlikely]] {
+      throw_failure(op);
     }
   }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// What has happened. Valid only if failed().
-  const std::string& verdict() const { return verdict_; }
-  [[noreturn]] void throw_verdict(const char* op) const;
+  /// Which rank has failed, and how. Valid only if failed().
+  const std::string& failure() const { return failure_; }
+  [[noreturn]] void throw_failure(const char* op) const;
   /// Calls f once when a rank fails, on the thread of this object; at once if one has failed already.
-  void on_verdict(std::function<void()> f);
-  /// Like on_verdict(), but on a separate thread, since f may take long. throw_verdict() waits up to 5 s for all of
+  void on_failure(std::function<void()> f);
+  /// Like on_failure(), but on a separate thread, since f may take long. throw_failure() waits up to 5 s for all of
   /// these functions to return.
-  void on_verdict_apart(std::function<void()> f);
+  void on_failure_in_background(std::function<void()> f);
 
-  /// Reports that a collective has failed here, perhaps because another rank failed. Rank 0 then decides on a verdict.
-  void report_trouble(const std::string& reason);
-  /// Reports that this process ends because of `reason`. Waits up to a second until the report was sent.
+  /// Reports that a collective has failed here, perhaps because another rank failed. Rank 0 then decides which.
+  void report_error(const std::string& reason);
+  /// Reports that this process has failed and will end. Waits up to a second, until the report was sent.
   void report_failure(const std::string& reason);
-  /// Reports that this process ends normally and takes part in no more collectives. Waits until rank 0 has compared its
-  /// collectives with those of the other ranks, or a rank has failed; at most as long as a rank may be silent.
+  /// Reports that this process ends normally. Then waits until all ranks have reported the same collectives, or one has
+  /// failed, at most for the heartbeat timeout.
   void leave();
   /// Ends the thread. On rank 0, first waits until all others have left, or one has failed.
   void close();
@@ -99,40 +96,44 @@ class Control {
   /// Between begin_task() and end_task(), the others wait for this rank without a timeout.
   void begin_task(const std::string& name);
   void end_task();
+  /// Has an effect on rank 0 only.
   void set_collective_timeout(double seconds);
 
-  /// For tests: cuts the connection, as a broken network link would.
+  /// For tests: closes the connections, as a broken network link would.
   void cut();
 
   static constexpr std::size_t largest_exchange = 16384;
 
  private:
+  // The types of messages, as they are sent.
   enum class Type : std::uint8_t {
     hello = 1,
-    welcome,
-    reject,
-    ready,
-    alive,
-    join,
-    drop,
-    beat,
-    leave,
-    trouble,
-    timeout,
-    exchange,
-    result,
-    verdict,
-    all_left,
-    settled
+    welcome = 2,
+    reject = 3,
+    ready = 4,
+    alive = 5,
+    join = 6,
+    drop = 7,
+    heartbeat = 8,
+    leave = 9,
+    error = 10,
+    exchange = 12,
+    result = 13,
+    failure = 14,
+    all_left = 15,
+    confirmed = 16
   };
 
-  struct Outgoing {
-    Type type;
-    Bytes payload;
+  // What this process and its thread have reached. Only advances.
+  enum class State {
+    running,
+    leaving,    // leave() or report_failure() was called
+    left,       // rank 0 was told so
+    confirmed,  // rank 0 has found that all ranks called the same collectives as this one
+    closing,    // close() was called
+    ended       // the thread has ended
   };
-  struct Requests {
-    bool leaving, closing;
-  };
+
   using Key = std::pair<std::uint64_t, std::uint64_t>;  // group and number
 
   double now() const { return std::chrono::duration<double>(Clock::now() - epoch_).count(); }
@@ -140,67 +141,71 @@ class Control {
     connection.send(static_cast<std::uint8_t>(type), payload);
   }
 
-  // Establishing the connections: control_start.cpp.
-  class Gathering;
-  void gather(Descriptor listener, const Token& token);
-  void reach(const std::vector<Address>& hub, const Token& token);
+  // Establishing the connections: coordinator_start.cpp.
+  class Acceptor;
+  void accept_ranks(Descriptor listener, const Token& token);
+  void connect_to_rank_0(const std::vector<Address>& addresses, const Token& token);
+  std::unique_ptr<Connection> greet_rank_0(const std::vector<Address>& addresses, const Token& token) const;
+  void wait_until_ready(Connection& connection) const;
 
   void start();
   void wake();
-  void post(Type type, Bytes payload);
-
-  void loop();
-  void converse();
-  void forgive_suspension(double passed, double time);
-  Requests take_requests();
-  bool judge_others(bool closing);
-  bool heed_hub(bool closing);
-  bool flush_all();
-  void wait_for_news(double until);
-  void report(double seconds);
-  void take_outgoing();
-  void say(Type type, const Bytes& payload);
-  void hear(int rank);
-  void handle(int rank, const Message& message);
-  void handle_at_hub(int rank, const Message& message);
-  void settle();
-  void add_to_exchange(int rank, Reader& reader);
-  void pronounce(const std::string& verdict);
-  void linger(double seconds);
+  void run_on_thread(std::function<void()> f);
+  void advance(State to);
+  bool tell_that_it_leaves(const std::string& failure);
   void keep_result(const Key& key, std::vector<Bytes> parts);
-  void call_apart(std::function<void()> f);
+  void call_in_background(std::function<void()> f);
+
+  // Functions of the thread: coordinator_thread.cpp.
+  void thread_main();
+  void serve();
+  void excuse_silence_after_suspension(double passed, double time);
+  void report();
+  void run_requests();
+  bool serve_ranks(bool closing);
+  bool follow_rank_0(bool closing);
+  void wait_for_events(double until);
+  bool flush_all();
+  void send_to_all(Type type, const Bytes& payload);
+  void send_to_rank_0(Type type, const Bytes& payload);
+  void receive_from(int rank);
+  void handle(const Message& message);
+  void handle_at_rank_0(int rank, const Message& message);
+  void confirm_departures();
+  void add_to_exchange(int rank, Reader& reader);
+  void set_failure(const std::string& text);
+  void linger(double seconds);
 
   const int rank_;
   const int size_;
-  ControlOptions options_;
+  CoordinatorOptions options_;
   const Clock::time_point epoch_ = Clock::now();
   Descriptor wake_read_, wake_write_;
   std::thread thread_;
 
   std::atomic<bool> failed_{false};
-  std::string verdict_;  // written before failed_ is set
+  std::string failure_;  // written before failed_ is set
 
-  mutable std::mutex mutex_;  // guards the members below, up to failure_
+  mutable std::mutex mutex_;  // guards the members below, up to tasks_
   mutable std::condition_variable changed_;
-  std::vector<std::shared_ptr<Journal>> new_journals_;
-  std::vector<Outgoing> outgoing_;
+  State state_ = State::running;
+  std::vector<std::shared_ptr<CollectiveLog>> new_logs_;
+  std::vector<std::function<void()>> requests_;  // of run_on_thread()
   std::map<Key, std::vector<Bytes>> results_;
   std::set<Key> awaited_;  // exchanges that were started and have no result yet
-  int calls_ = 0;          // functions of on_verdict() and on_verdict_apart() that are running
-  std::vector<std::function<void()>> on_verdict_, apart_calls_;
+  int calls_ = 0;          // functions of on_failure() and on_failure_in_background() that are running
+  std::vector<std::function<void()>> on_failure_, on_failure_in_background_;
   std::vector<std::string> tasks_;
-  bool leaving_ = false, left_ = false, closing_ = false, ended_ = false, cut_ = false, settled_ = false;
-  std::string failure_;  // why this process leaves; empty: it ends normally
 
   // Used by the thread only.
   std::vector<std::unique_ptr<Connection>> connections_;  // by rank; on rank 0 to all others, elsewhere to rank 0
-  std::vector<std::shared_ptr<Journal>> journals_;
+  std::vector<std::shared_ptr<CollectiveLog>> logs_;
   double unreported_ = 0;  // seconds since the last report
-  double hub_heard_ = 0;
-  bool all_left_ = false;
-  std::unique_ptr<Judge> judge_;  // on rank 0 only
+  double rank_0_heard_ = 0;
+  bool all_left_ = false;                      // according to rank 0
+  std::unique_ptr<FailureDetector> detector_;  // this and the members below: on rank 0 only
   std::map<Key, std::map<int, Bytes>> exchanges_;
-  std::set<int> unsettled_;  // ranks that have left and wait until their collectives have been compared
+  std::set<int> unconfirmed_;  // ranks that have left, and whose collectives are still being compared
 };
 
 }  // namespace mica::distributed::detail

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -6,6 +7,12 @@
 #include <mica/distributed/detail/health/failure_detector.h>
 
 namespace mica::distributed::detail {
+
+namespace {
+
+constexpr double grace = 0.2;  // seconds in which reports of the cause may still arrive
+
+}  // namespace
 
 std::string list_ranks(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
@@ -20,27 +27,31 @@ std::string list_ranks(std::vector<int> ranks) {
   return text;
 }
 
-Judge::Judge(std::vector<std::string> labels, const Options& options, double now) : options_(options) {
+FailureDetector::FailureDetector(std::vector<std::string> labels, const Options& options, double now)
+    : options_(options) {
   for (std::string& label : labels) {
     ranks_.push_back({.label = std::move(label), .heard = now});
   }
 }
 
-std::string Judge::label(int rank) const { return fmt::format("rank {} ({})", rank, ranks_[rank].label); }
+std::string FailureDetector::label(int rank) const { return fmt::format("rank {} ({})", rank, ranks_[rank].label); }
 
-std::string Judge::name(const Group& group, std::uint64_t number, const Call& call) const {
-  const bool all = group.members.size() == ranks_.size();
-  return fmt::format("{}, collective {}{}", describe(call), number,
-                     all ? "" : " of the group of " + list_ranks(group.members));
+// Names a group that is not the world.
+std::string FailureDetector::suffix(const Group& group) const {
+  return group.members.size() == ranks_.size() ? "" : " of the group of " + list_ranks(group.members);
 }
 
-void Judge::alive(int rank, double processor_time, std::string task, double now) {
+std::string FailureDetector::name(const Group& group, std::uint64_t number, const Call& call) const {
+  return fmt::format("{}, collective {}{}", describe(call), number, suffix(group));
+}
+
+void FailureDetector::alive(int rank, double processor_time, std::string task, double now) {
   ranks_[rank].heard = now;
   ranks_[rank].processor_time = processor_time;
   ranks_[rank].task = std::move(task);
 }
 
-void Judge::join(int rank, std::uint64_t id, const std::vector<int>& members, double now) {
+void FailureDetector::join(int rank, std::uint64_t id, const std::vector<int>& members, double now) {
   ranks_[rank].heard = now;
   check(std::find(members.begin(), members.end(), rank) != members.end() &&
             std::all_of(members.begin(), members.end(),
@@ -59,7 +70,7 @@ void Judge::join(int rank, std::uint64_t id, const std::vector<int>& members, do
   ++group.users;
 }
 
-void Judge::drop(int rank, std::uint64_t id, double now) {
+void FailureDetector::drop(int rank, std::uint64_t id, double now) {
   ranks_[rank].heard = now;
   const auto found = groups_.find(id);
   check(found != groups_.end() && found->second.states.contains(rank) && found->second.states[rank].joined,
@@ -70,72 +81,78 @@ void Judge::drop(int rank, std::uint64_t id, double now) {
   }
 }
 
-void Judge::beat(int rank, const Beat& beat, double now) {
+void FailureDetector::heartbeat(int rank, const Heartbeat& heartbeat, double now) {
   ranks_[rank].heard = now;
-  const auto found = groups_.find(beat.group);
+  const auto found = groups_.find(heartbeat.group);
   check(found != groups_.end() && found->second.states.contains(rank) && found->second.states[rank].joined &&
-            beat.calls.size() <= remembered && beat.first + beat.calls.size() == beat.started,
+            heartbeat.calls.size() <= remembered && heartbeat.first + heartbeat.calls.size() == heartbeat.started,
         "a report of a group that it did not join, or one that contradicts itself");
   Group& group = found->second;
   Member& member = group.states[rank];
-  const auto number_of = [](const std::optional<Beat::Pending>& pending) {
+  const auto number_of = [](const std::optional<Heartbeat::Pending>& pending) {
     return pending ? std::optional(pending->number) : std::nullopt;
   };
-  if (member.started != beat.started || number_of(member.pending) != number_of(beat.pending)) {
+  if (member.started != heartbeat.started || number_of(member.pending) != number_of(heartbeat.pending)) {
     ranks_[rank].processor_time_at_progress = ranks_[rank].processor_time;
   }
-  member.started = beat.started;
-  member.pending = beat.pending;
-  for (std::size_t i = 0; i < beat.calls.size(); ++i) {
-    const std::uint64_t number = beat.first + i;
-    Slot& slot = group.slots[number % remembered];
-    if (slot.variants.empty() || slot.number < number) {
-      slot = {.number = number, .variants = {}};
-    } else if (slot.number > number) {
+  member.started = heartbeat.started;
+  member.pending = heartbeat.pending;
+  record(rank, heartbeat, group, now);
+}
+
+// Compares the calls with those that other ranks have reported.
+void FailureDetector::record(int rank, const Heartbeat& heartbeat, Group& group, double now) {
+  for (std::size_t i = 0; i < heartbeat.calls.size(); ++i) {
+    const std::uint64_t number = heartbeat.first + i;
+    Reported& reported = group.reported[number % remembered];
+    if (reported.variants.empty() || reported.number < number) {
+      reported = {.number = number, .variants = {}};
+    } else if (reported.number > number) {
       continue;  // no longer remembered
     }
-    const auto same = std::find_if(slot.variants.begin(), slot.variants.end(),
-                                   [&](const Variant& variant) { return variant.call == beat.calls[i]; });
-    if (same != slot.variants.end()) {
+    const auto same = std::find_if(reported.variants.begin(), reported.variants.end(),
+                                   [&](const Variant& variant) { return variant.call == heartbeat.calls[i]; });
+    if (same != reported.variants.end()) {
       same->ranks.push_back(rank);
     } else {
-      slot.variants.push_back({.call = beat.calls[i], .ranks = {rank}});
+      reported.variants.push_back({.call = heartbeat.calls[i], .ranks = {rank}});
     }
-    if (slot.variants.size() > 1) {
-      find_divergence(beat.group, group, slot, now);
+    if (reported.variants.size() > 1) {
+      suspect_divergence(heartbeat.group, group, reported, now);
     }
   }
 }
 
-void Judge::leave(int rank, bool failed, const std::string& reason, double now) {
+void FailureDetector::leave(int rank, bool failed, const std::string& reason, double now) {
   ranks_[rank].heard = now;
   ranks_[rank].left = true;
   if (failed) {
-    add(Kind::failed, now + 0.2, {rank}, fmt::format("{} failed: {}", label(rank), reason));
+    suspect(Kind::failed, now + grace, {rank}, fmt::format("{} failed: {}", label(rank), reason));
   }
 }
 
-void Judge::trouble(int rank, const std::string& reason, double now) {
+void FailureDetector::error(int rank, const std::string& reason, double now) {
   ranks_[rank].heard = now;
-  add(Kind::trouble, now + 1.5 * options_.beat, {rank}, fmt::format("{} failed: {}", label(rank), reason));
+  suspect(Kind::error, now + 1.5 * options_.heartbeat_interval, {rank},
+          fmt::format("{} failed: {}", label(rank), reason));
 }
 
-void Judge::closed(int rank, const std::string& reason, double now) {
+void FailureDetector::closed(int rank, const std::string& reason, double now) {
   if (!ranks_[rank].left && !ranks_[rank].closed) {
-    add(Kind::died, now + 0.2, {rank},
-        reason.empty() ? fmt::format("{} died: its connection was closed without a goodbye", label(rank))
-                       : fmt::format("{} failed: it sent {}", label(rank), reason));
+    suspect(Kind::died, now + grace, {rank},
+            reason.empty() ? fmt::format("{} died: its connection was closed without a goodbye", label(rank))
+                           : fmt::format("{} failed: it sent {}", label(rank), reason));
   }
   ranks_[rank].closed = true;
 }
 
-void Judge::forgive(double now) {
+void FailureDetector::restart_silence(double now) {
   for (Rank& rank : ranks_) {
     rank.heard = now;
   }
 }
 
-bool Judge::has_settled(int rank) const {
+bool FailureDetector::has_confirmed(int rank) const {
   for (const auto& [id, group] : groups_) {
     const auto own = group.states.find(rank);
     for (const auto& [other, state] : group.states) {
@@ -148,17 +165,17 @@ bool Judge::has_settled(int rank) const {
   return !has_suspicion();
 }
 
-bool Judge::all_left() const {
+bool FailureDetector::all_left() const {
   return std::all_of(ranks_.begin() + 1, ranks_.end(), [](const Rank& rank) { return rank.left || rank.closed; });
 }
 
-const std::vector<int>* Judge::members(std::uint64_t group) const {
+const std::vector<int>* FailureDetector::members(std::uint64_t group) const {
   const auto found = groups_.find(group);
   return found == groups_.end() ? nullptr : &found->second.members;
 }
 
 // The ranks that have not started a collective.
-std::vector<int> Judge::missing(const Group& group, std::uint64_t number) const {
+std::vector<int> FailureDetector::missing(const Group& group, std::uint64_t number) const {
   std::vector<int> result;
   for (const auto& [rank, state] : group.states) {
     if (state.started <= number) {
@@ -168,23 +185,23 @@ std::vector<int> Judge::missing(const Group& group, std::uint64_t number) const 
   return result;
 }
 
-// Adds a fault, unless one of the same kind and ranks is already known.
-void Judge::add(Kind kind, double certain, std::vector<int> ranks, std::string text) {
-  for (const Fault& fault : faults_) {
-    if (fault.kind == kind && fault.ranks == ranks) {
+// Adds a suspicion, unless there is one of the same kind and ranks.
+void FailureDetector::suspect(Kind kind, double certain, std::vector<int> ranks, std::string text) {
+  for (const Suspicion& known : suspicions_) {
+    if (known.kind == kind && known.ranks == ranks) {
       return;
     }
   }
-  faults_.push_back({.kind = kind, .certain = certain, .ranks = std::move(ranks), .text = std::move(text)});
+  suspicions_.push_back({.kind = kind, .certain = certain, .ranks = std::move(ranks), .text = std::move(text)});
 }
 
-void Judge::find_divergence(std::uint64_t id, const Group& group, const Slot& slot, double now) {
-  if (diverged_ && *diverged_ != std::pair(id, slot.number)) {
+void FailureDetector::suspect_divergence(std::uint64_t id, const Group& group, const Reported& reported, double now) {
+  if (diverged_ && *diverged_ != std::pair(id, reported.number)) {
     return;  // after the first difference, later calls differ as a consequence
   }
-  diverged_ = {id, slot.number};
+  diverged_ = {id, reported.number};
   std::vector<const Variant*> variants;
-  for (const Variant& variant : slot.variants) {
+  for (const Variant& variant : reported.variants) {
     variants.push_back(&variant);
   }
   // Variants with the fewest ranks come first.
@@ -197,31 +214,29 @@ void Judge::find_divergence(std::uint64_t id, const Group& group, const Slot& sl
         fmt::format("{}{} called {}", text.empty() ? "" : ", ", list_ranks(variant->ranks), describe(variant->call));
     ranks.insert(ranks.end(), variant->ranks.begin(), variant->ranks.end());
   }
-  const bool all = group.members.size() == ranks_.size();
-  text = fmt::format("the ranks diverged: as collective {}{}, {}", slot.number,
-                     all ? "" : " of the group of " + list_ranks(group.members), text);
-  for (Fault& fault : faults_) {
-    if (fault.kind == Kind::diverged) {
-      fault.text = text;
+  text = fmt::format("the ranks diverged: as collective {}{}, {}", reported.number, suffix(group), text);
+  for (Suspicion& known : suspicions_) {
+    if (known.kind == Kind::diverged) {
+      known.text = text;
       return;
     }
   }
-  add(Kind::diverged, now + 1.5 * options_.beat, ranks, text);
+  suspect(Kind::diverged, now + 1.5 * options_.heartbeat_interval, ranks, text);
 }
 
-void Judge::find_silent(double now) {
+void FailureDetector::suspect_silent(double now) {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Rank& state = ranks_[rank];
     // A rank that has left still reports until MPI has ended, and the others wait for that.
-    if (!state.closed && now - state.heard > options_.silence) {
-      add(Kind::silent, now + 0.2, {static_cast<int>(rank)},
-          fmt::format("{} has not been heard of for {:g} s: it hangs, or has lost its link",
-                      label(static_cast<int>(rank)), options_.silence));
+    if (!state.closed && now - state.heard > options_.heartbeat_timeout) {
+      suspect(Kind::silent, now + grace, {static_cast<int>(rank)},
+              fmt::format("{} has not been heard of for {:g} s: it hangs, or has lost its link",
+                          label(static_cast<int>(rank)), options_.heartbeat_timeout));
     }
   }
 }
 
-void Judge::find_left(double now) {
+void FailureDetector::suspect_left(double now) {
   for (const auto& [id, group] : groups_) {
     for (const auto& [rank, state] : group.states) {
       if (!state.pending) {
@@ -229,118 +244,127 @@ void Judge::find_left(double now) {
       }
       for (const int late : missing(group, state.pending->number)) {
         if (ranks_[late].left) {
-          add(Kind::left, now + 0.2, {late},
-              fmt::format("{} has left: its program ended before {}, in which others wait for it", label(late),
-                          name(group, state.pending->number, state.pending->call)));
+          suspect(Kind::left, now + grace, {late},
+                  fmt::format("{} has left: its program ended before {}, in which others wait for it", label(late),
+                              name(group, state.pending->number, state.pending->call)));
         }
       }
     }
   }
 }
 
-void Judge::find_late(double now) {
-  if (options_.collective <= 0) {
-    return;
-  }
-  // A rank that is itself waiting is late because of another rank.
-  std::set<int> waiting, late;
+// A rank that waits in a collective itself is late because of another one.
+FailureDetector::Waits FailureDetector::find_waits() const {
+  Waits waits;
+  std::set<int> waiting;
   for (const auto& [id, group] : groups_) {
     for (const auto& [rank, state] : group.states) {
       if (!state.pending) {
         continue;
       }
       const std::vector<int> absent = missing(group, state.pending->number);
-      if (state.pending->seconds >= options_.collective / 2 && !absent.empty()) {
+      if (state.pending->seconds >= options_.collective_timeout / 2 && !absent.empty()) {
         waiting.insert(rank);
       }
-      if (state.pending->seconds >= options_.collective) {
-        late.insert(absent.begin(), absent.end());
+      if (state.pending->seconds >= options_.collective_timeout) {
+        waits.late.insert(absent.begin(), absent.end());
       }
     }
   }
-  const bool busy = std::any_of(late.begin(), late.end(), [&](int rank) { return !ranks_[rank].task.empty(); });
-  std::set<int> guilty;
-  std::set_difference(late.begin(), late.end(), waiting.begin(), waiting.end(), std::inserter(guilty, guilty.begin()));
-  const bool circle = guilty.empty() && !busy;
-  // Ranks may wait for each other through several groups. First look for a collective for which all missing ranks are
-  // at fault: it describes the fault best.
-  for (const bool direct : {true, false}) {
+  std::set_difference(waits.late.begin(), waits.late.end(), waiting.begin(), waiting.end(),
+                      std::inserter(waits.culprits, waits.culprits.begin()));
+  const bool has_task =
+      std::any_of(waits.late.begin(), waits.late.end(), [&](int rank) { return !ranks_[rank].task.empty(); });
+  waits.deadlock = waits.culprits.empty() && !has_task;
+  return waits;
+}
+
+// The first collective of the group in which a rank has waited for longer than the timeout.
+std::optional<Heartbeat::Pending> FailureDetector::first_overdue(const Group& group) const {
+  std::optional<Heartbeat::Pending> first;
+  for (const auto& [rank, state] : group.states) {
+    if (state.pending && state.pending->seconds >= options_.collective_timeout &&
+        (!first || state.pending->number < first->number)) {
+      first = state.pending;
+    }
+  }
+  return first;
+}
+
+void FailureDetector::suspect_late_in(const Group& group, const Heartbeat::Pending& overdue, const Waits& waits,
+                                      double now) {
+  std::vector<int> waiting;
+  for (const auto& [rank, state] : group.states) {
+    if (state.pending && state.pending->number == overdue.number) {
+      waiting.push_back(rank);
+    }
+  }
+  const std::string what = name(group, overdue.number, overdue.call);
+  const std::string how_long = fmt::format("for {:g} s. If that is no fault, set MICA_DIST_TIMEOUT to more seconds",
+                                           options_.collective_timeout);
+  const std::vector<int> absent = missing(group, overdue.number);
+  if (absent.empty() && waits.late.empty()) {
+    suspect(Kind::late, now + grace, waiting,
+            fmt::format("{} did not end on {}, though all of its ranks have started it, {}", what, list_ranks(waiting),
+                        how_long));
+  }
+  for (const int rank : absent) {
+    const Rank& state = ranks_[rank];
+    if ((waits.deadlock || waits.culprits.contains(rank)) && state.task.empty()) {
+      suspect(Kind::late, now + grace, {rank},
+              fmt::format("{} {}has not come to {}; it used {:.1f} s of processor time since its last collective, and "
+                          "{} waited {}",
+                          label(rank), waits.deadlock ? "waits in another collective and " : "", what,
+                          state.processor_time - state.processor_time_at_progress, list_ranks(waiting), how_long));
+    }
+  }
+}
+
+// Ranks may wait for each other through several groups. Collectives for which only culprits are missing describe the
+// fault best, so they come first.
+void FailureDetector::suspect_late(double now) {
+  if (options_.collective_timeout <= 0) {
+    return;
+  }
+  const Waits waits = find_waits();
+  for (const bool only_culprits : {true, false}) {
     for (const auto& [id, group] : groups_) {
-      // The collective of the group in which ranks have waited longest.
-      std::optional<Beat::Pending> first;
-      for (const auto& [rank, state] : group.states) {
-        if (state.pending && state.pending->seconds >= options_.collective &&
-            (!first || state.pending->number < first->number)) {
-          first = state.pending;
-        }
-      }
-      if (!first) {
+      const std::optional<Heartbeat::Pending> overdue = first_overdue(group);
+      if (!overdue) {
         continue;
       }
-      std::vector<int> waiters;
-      for (const auto& [rank, state] : group.states) {
-        if (state.pending && state.pending->number == first->number) {
-          waiters.push_back(rank);
-        }
-      }
-      const std::string what = name(group, first->number, first->call);
-      const std::string more =
-          fmt::format("for {:g} s. If that is no fault, set MICA_DIST_TIMEOUT to more seconds", options_.collective);
-      const std::vector<int> absent = missing(group, first->number);
-      const bool all_guilty =
-          std::all_of(absent.begin(), absent.end(), [&](int rank) { return guilty.contains(rank); });
-      if (all_guilty != direct) {
-        continue;
-      }
-      if (absent.empty()) {
-        if (late.empty()) {
-          add(Kind::late, now + 0.2, waiters,
-              fmt::format("{} did not end on {}, though all of its ranks have started it, {}", what,
-                          list_ranks(waiters), more));
-        }
-        continue;
-      }
-      for (const int rank : absent) {
-        const Rank& state = ranks_[rank];
-        if ((circle || guilty.contains(rank)) && state.task.empty()) {
-          add(Kind::late, now + 0.2, {rank},
-              fmt::format(
-                  "{} {}has not come to {}; it used {:.1f} s of processor time since its last collective, and {} "
-                  "waited {}",
-                  label(rank), circle ? "waits in another collective and " : "", what,
-                  state.processor_time - state.processor_time_at_progress, list_ranks(waiters), more));
-        }
+      const std::vector<int> absent = missing(group, overdue->number);
+      if (std::all_of(absent.begin(), absent.end(), [&](int rank) { return waits.culprits.contains(rank); }) ==
+          only_culprits) {
+        suspect_late_in(group, *overdue, waits, now);
       }
     }
   }
 }
 
-const std::optional<std::string>& Judge::verdict(double now) {
-  if (verdict_) {
-    return verdict_;
+const std::optional<std::string>& FailureDetector::failure(double now) {
+  if (failure_) {
+    return failure_;
   }
-  find_silent(now);
-  find_left(now);
-  find_late(now);
-  const Fault* gravest = nullptr;
-  bool certain = false;
-  for (const Fault& fault : faults_) {
-    certain = certain || fault.certain <= now;
-    if (gravest == nullptr || fault.kind < gravest->kind) {
-      gravest = &fault;
-    }
+  suspect_silent(now);
+  suspect_left(now);
+  suspect_late(now);
+  if (std::none_of(suspicions_.begin(), suspicions_.end(),
+                   [now](const Suspicion& suspicion) { return suspicion.certain <= now; })) {
+    return failure_;
   }
-  if (!certain) {
-    return verdict_;
-  }
+  const Kind cause =
+      std::min_element(suspicions_.begin(), suspicions_.end(), [](const Suspicion& a, const Suspicion& b) {
+        return a.kind < b.kind;
+      })->kind;
   std::string text;
-  for (const Fault& fault : faults_) {
-    if (fault.kind == gravest->kind) {
-      text += (text.empty() ? "" : "; ") + fault.text;
+  for (const Suspicion& suspicion : suspicions_) {
+    if (suspicion.kind == cause) {
+      text += (text.empty() ? "" : "; ") + suspicion.text;
     }
   }
-  verdict_ = text;
-  return verdict_;
+  failure_ = text;
+  return failure_;
 }
 
 }  // namespace mica::distributed::detail

@@ -35,39 +35,39 @@ Call read_call(Reader& reader) {
 
 }  // namespace
 
-Bytes pack(const Beat& beat) {
+Bytes pack(const Heartbeat& heartbeat) {
   Writer writer;
-  writer.value(beat.group).value(beat.started).value(beat.first);
-  writer.value(static_cast<std::uint32_t>(beat.calls.size()));
-  for (const Call& call : beat.calls) {
+  writer.value(heartbeat.group).value(heartbeat.started).value(heartbeat.first);
+  writer.value(static_cast<std::uint32_t>(heartbeat.calls.size()));
+  for (const Call& call : heartbeat.calls) {
     append(writer, call);
   }
-  writer.value(static_cast<std::uint8_t>(beat.pending ? 1 : 0));
-  if (beat.pending) {
-    writer.value(beat.pending->number).value(beat.pending->seconds);
-    append(writer, beat.pending->call);
+  writer.value(static_cast<std::uint8_t>(heartbeat.pending ? 1 : 0));
+  if (heartbeat.pending) {
+    writer.value(heartbeat.pending->number).value(heartbeat.pending->seconds);
+    append(writer, heartbeat.pending->call);
   }
   return writer.take();
 }
 
-Beat unpack_beat(Reader& reader) {
-  Beat beat;
-  beat.group = reader.value<std::uint64_t>();
-  beat.started = reader.value<std::uint64_t>();
-  beat.first = reader.value<std::uint64_t>();
+Heartbeat unpack_heartbeat(Reader& reader) {
+  Heartbeat heartbeat;
+  heartbeat.group = reader.value<std::uint64_t>();
+  heartbeat.started = reader.value<std::uint64_t>();
+  heartbeat.first = reader.value<std::uint64_t>();
   const auto count = reader.value<std::uint32_t>();
-  check(count <= Beat::most_calls, "a report of too many collectives");
+  check(count <= Heartbeat::most_calls, "a report of too many collectives");
   for (std::uint32_t i = 0; i < count; ++i) {
-    beat.calls.push_back(read_call(reader));
+    heartbeat.calls.push_back(read_call(reader));
   }
   if (reader.value<std::uint8_t>() != 0) {
-    Beat::Pending pending;
+    Heartbeat::Pending pending;
     pending.number = reader.value<std::uint64_t>();
     pending.seconds = reader.value<double>();
     pending.call = read_call(reader);
-    beat.pending = pending;
+    heartbeat.pending = pending;
   }
-  return beat;
+  return heartbeat;
 }
 
 }  // namespace mica::distributed::detail

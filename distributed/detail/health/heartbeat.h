@@ -10,7 +10,7 @@
 namespace mica::distributed::detail {
 
 /// A rank's regular report ("heartbeat") about one group: at most `most_calls` calls.
-struct Beat {
+struct Heartbeat {
   struct Pending {
     std::uint64_t number = 0;
     Call call{};
@@ -26,9 +26,9 @@ struct Beat {
   static constexpr std::size_t most_calls = 1024;
 };
 
-/// Serializes a beat for a message.
-Bytes pack(const Beat& beat);
-/// The inverse. Throws Error if the bytes are not those of a beat.
-Beat unpack_beat(Reader& reader);
+/// Serializes a heartbeat for a message.
+Bytes pack(const Heartbeat& heartbeat);
+/// The inverse. Throws Error if the bytes are not those of a heartbeat.
+Heartbeat unpack_heartbeat(Reader& reader);
 
 }  // namespace mica::distributed::detail

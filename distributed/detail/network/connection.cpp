@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::size_t header = sizeof(std::uint32_t) + 1;
 
-// Close on exec, so that child processes do not keep connections open.
-void make_quiet(int socket) {
+// Close on exec, since child processes would keep connections open; never block or delay small messages.
+void set_options(int socket) {
   (void)fcntl(socket, F_SETFD, FD_CLOEXEC);
   (void)fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
   const int yes = 1;
@@ -61,7 +61,7 @@ std::optional<Descriptor> listen_on(int port, bool loopback_only) {
     if (listener.number() < 0) {
       continue;
     }
-    make_quiet(listener.number());
+    set_options(listener.number());
     const int yes = 1, no = 0;
     (void)setsockopt(listener.number(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     int status = 0;
@@ -107,7 +107,7 @@ std::optional<Descriptor> accept_from(const Descriptor& listener) {
   if (accepted.number() < 0) {
     return std::nullopt;
   }
-  make_quiet(accepted.number());
+  set_options(accepted.number());
   return accepted;
 }
 
@@ -233,7 +233,7 @@ std::unique_ptr<Connection> connect_to(const std::vector<Address>& to, Clock::ti
       if (socket.number() < 0) {
         continue;
       }
-      make_quiet(socket.number());
+      set_options(socket.number());
       // An address that does not answer must not use up the time for the others.
       const Clock::time_point soon = std::min(deadline, Clock::now() + std::chrono::seconds(3));
       if (connect(socket.number(), entry->ai_addr, entry->ai_addrlen) != 0) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -90,6 +91,9 @@ class Descriptor {
  private:
   int number_;
 };
+
+/// Identifies the processes of a run, so that rank 0 can refuse other connections.
+using Token = std::array<std::byte, 16>;
 
 /// Where a process listens. `host` is a name or an IP address.
 struct Address {

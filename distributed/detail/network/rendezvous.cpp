@@ -63,8 +63,8 @@ std::vector<int> ports_from_environment() {
   return text.empty() ? std::vector<int>{0} : ports_from("MICA_DIST_PORT", text);
 }
 
-Meeting meeting_from_environment(const Placement& placement) {
-  Meeting meeting;
+Rendezvous rendezvous_from_environment(const Placement& placement) {
+  Rendezvous rendezvous;
   std::string host = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
   const std::string job = variable("SLURM_JOB_ID"), step = variable("SLURM_STEP_ID");
   const char* port_variable = "MASTER_PORT";
@@ -89,15 +89,15 @@ Meeting meeting_from_environment(const Placement& placement) {
       "world: {} started {} processes, which need MPI or the variables MASTER_ADDR and MASTER_PORT to find each other",
       placement.launcher, placement.size);
   for (const int number : ports_from(port_variable, port, first_is_taken)) {
-    meeting.addresses.push_back({.host = host, .port = number});
+    rendezvous.addresses.push_back({.host = host, .port = number});
   }
-  meeting.loopback_only = host == "localhost" || host == "127.0.0.1";
+  rendezvous.loopback_only = host == "localhost" || host == "127.0.0.1";
   const std::string run = fmt::format("{}|{}|{}|{}|{}|{}|{}", host, port, job, step, variable("TORCHELASTIC_RUN_ID"),
                                       variable("TORCHELASTIC_RESTART_COUNT"), variable("MICA_DIST_TOKEN"));
-  for (std::size_t i = 0; i < meeting.token.size(); ++i) {
-    meeting.token[i] = static_cast<std::byte>(hash(run, i / 8 + 1) >> (i % 8 * 8));
+  for (std::size_t i = 0; i < rendezvous.token.size(); ++i) {
+    rendezvous.token[i] = static_cast<std::byte>(hash(run, i / 8 + 1) >> (i % 8 * 8));
   }
-  return meeting;
+  return rendezvous;
 }
 
 Descriptor listen_at(const std::vector<Address>& addresses, bool loopback_only) {

@@ -4,13 +4,13 @@
 #include <string_view>
 #include <vector>
 
-#include <mica/distributed/detail/health/coordinator.h>
+#include <mica/distributed/detail/network/connection.h>
 #include <mica/distributed/detail/network/placement.h>
 
 namespace mica::distributed::detail {
 
 /// How the processes of a run find each other without MPI.
-struct Meeting {
+struct Rendezvous {
   std::vector<Address> addresses{};  ///< rank 0 listens at the first whose port is free
   bool loopback_only = false;
   Token token{};  ///< tells runs apart that might connect to each other by accident; not a secret
@@ -18,7 +18,7 @@ struct Meeting {
 
 /// From MASTER_ADDR and MASTER_PORT or, under Slurm without these, from the nodes and the number of the job. Throws an
 /// Error if they are not set or have an impossible value.
-Meeting meeting_from_environment(const Placement& placement);
+Rendezvous rendezvous_from_environment(const Placement& placement);
 
 /// Listens at the first of the addresses' ports that is free. Throws an Error if none is.
 Descriptor listen_at(const std::vector<Address>& addresses, bool loopback_only);

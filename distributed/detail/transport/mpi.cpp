@@ -191,63 +191,18 @@ class MpiThread {
 
   void loop() {
     std::vector<MPI_Request> requests;  // of the operations in unfinished_ that were started
-    std::vector<int> ended;
-    std::vector<MPI_Status> statuses;
     int idle = 0;
-    for (;;) {
-      std::size_t known = 0;
-      {
-        std::unique_lock lock(mutex_);
-        std::erase(unfinished_, nullptr);
-        std::erase(requests, MPI_REQUEST_NULL);
-        if (unfinished_.empty()) {
-          changed_.wait(lock, [this] { return stopping_ || aborted_ || !unfinished_.empty(); });
-        }
-        if (aborted_) {
-          return;  // unfinished_ keeps the tensors that MPI may still use
-        }
-        if (unfinished_.empty()) {
-          break;
-        }
-        known = unfinished_.size();
-      }
-      // Other threads append operations; only this one removes them.
-      while (requests.size() < known) {
-        const std::shared_ptr<Operation> operation = unfinished(requests.size());
-        MPI_Request request = MPI_REQUEST_NULL;
-        std::exception_ptr error;
-        try {
-          request = operation->start();
-        } catch (...) {
-          error = std::current_exception();
-        }
-        requests.push_back(request);
-        if (request == MPI_REQUEST_NULL) {
-          end(requests.size() - 1, error);
-        }
-        idle = 0;
-      }
-      ended.resize(requests.size());
-      statuses.resize(requests.size());
-      int count = 0;
-      const int status =
-          MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, ended.data(), statuses.data());
-      count = count == MPI_UNDEFINED ? 0 : count;
-      if (status != MPI_SUCCESS && status != MPI_ERR_IN_STATUS) {
-        fail_all(status, requests);
-        continue;
-      }
-      for (int i = 0; i < count; ++i) {
-        std::exception_ptr error;
-        try {
-          check_mpi(status == MPI_ERR_IN_STATUS ? statuses[i].MPI_ERROR : MPI_SUCCESS, "a collective of MPI");
-        } catch (...) {
-          error = std::current_exception();
-        }
-        end(static_cast<std::size_t>(ended[i]), error);
-      }
-      idle = count > 0 ? 0 : idle + 1;
+    while (const std::size_t known = wait_for_operations(requests)) {
+      idle = requests.size() < known ? 0 : idle;
+      start_operations(requests, known);
+      idle = end_operations(requests) > 0 ? 0 : idle + 1;
       pause(idle);
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) {
+        return;  // unfinished_ keeps the tensors that MPI may still use
+      }
     }
     if (owns_mpi_) {
       MPI_Finalize();
@@ -255,6 +210,57 @@ class MpiThread {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
     changed_.notify_all();
+  }
+
+  // Removes ended operations. Returns the number of the others, or 0 if the thread is to end.
+  std::size_t wait_for_operations(std::vector<MPI_Request>& requests) {
+    std::unique_lock lock(mutex_);
+    std::erase(unfinished_, nullptr);
+    std::erase(requests, MPI_REQUEST_NULL);
+    changed_.wait(lock, [this] { return stopping_ || aborted_ || !unfinished_.empty(); });
+    return aborted_ ? 0 : unfinished_.size();
+  }
+
+  // Other threads append operations, and only this one removes them, so the first `known` stay where they are.
+  void start_operations(std::vector<MPI_Request>& requests, std::size_t known) {
+    while (requests.size() < known) {
+      const std::shared_ptr<Operation> operation = unfinished(requests.size());
+      MPI_Request request = MPI_REQUEST_NULL;
+      std::exception_ptr error;
+      try {
+        request = operation->start();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      requests.push_back(request);
+      if (request == MPI_REQUEST_NULL) {
+        end(requests.size() - 1, error);
+      }
+    }
+  }
+
+  // Ends the operations whose requests are complete. Returns their number.
+  int end_operations(std::vector<MPI_Request>& requests) {
+    ended_.resize(requests.size());
+    statuses_.resize(requests.size());
+    int count = 0;
+    const int status =
+        MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, ended_.data(), statuses_.data());
+    count = count == MPI_UNDEFINED ? 0 : count;
+    if (status != MPI_SUCCESS && status != MPI_ERR_IN_STATUS) {
+      fail_all(status, requests);
+      return static_cast<int>(requests.size());
+    }
+    for (int i = 0; i < count; ++i) {
+      std::exception_ptr error;
+      try {
+        check_mpi(status == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS, "a collective of MPI");
+      } catch (...) {
+        error = std::current_exception();
+      }
+      end(static_cast<std::size_t>(ended_[i]), error);
+    }
+    return count;
   }
 
   void fail_all(int status, std::vector<MPI_Request>& requests) {
@@ -310,7 +316,11 @@ class MpiThread {
     }
   }
 
+  // Used by the thread only.
   bool owns_mpi_ = false;
+  std::vector<int> ended_;  // by MPI_Testsome
+  std::vector<MPI_Status> statuses_;
+
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Operation>> unfinished_;  // null: about to be removed

@@ -63,9 +63,7 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(cudaStream_t stream) const { cuda::check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
-  void hold_up(cudaStream_t stream) const {
-    cuda::check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
-  }
+  void block(cudaStream_t stream) const { cuda::check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
   bool has_passed() const {
     const cudaError_t status = cudaEventQuery(event_);
     (void)cudaGetLastError();  // clears cudaErrorNotReady, which the next check of a launch would report
@@ -76,21 +74,19 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// The tensors of a collective. Their memory may be reused once the last handle is gone, so these handles stay until
-/// NCCL has read or written it.
-class Held {
+/// Keeps the tensors of a collective until NCCL has read or written them, so that their memory is not reused before.
+class TensorsInUse {
  public:
-  Held(Tensors tensors, cudaStream_t after) : tensors_(std::move(tensors)), after_(after) {}
+  TensorsInUse(Tensors tensors, cudaStream_t after) : tensors_(std::move(tensors)), after_(after) {}
 
   void end(cudaStream_t stream) const { end_.record(stream); }
   bool has_ended() const { return end_.has_passed(); }
 
-  /// Makes the current stream wait for the end. If the collective was queued after the work of this stream, the tensors
-  /// can be released now: their memory is freed in stream order, hence after the collective. Otherwise, a host that
-  /// runs ahead of the GPU would keep the memory of many steps.
-  void hold_up_current_stream() {
+  /// Makes the current stream wait for the end. If the collective was queued after this stream's work, the tensors are
+  /// released now: memory is freed in stream order, and a host that runs ahead would keep that of many steps.
+  void block_current_stream() {
     const cudaStream_t stream = cuda::current_stream();
-    end_.hold_up(stream);
+    end_.block(stream);
     if (stream == after_) {
       Tensors freed;
       const std::lock_guard lock(mutex_);
@@ -105,9 +101,8 @@ class Held {
   Event end_;
 };
 
-/// A group's NCCL communicator, and its abort. The thread that aborts it may use it at any time, so it is never
-/// destroyed before the process ends: ncclCommDestroy would need all ranks together, and collectives to be aborted may
-/// outlive the last Group.
+/// A group's NCCL communicator. It is never destroyed: ncclCommDestroy needs all ranks together, and collectives that
+/// must be aborted may outlive the last Group.
 class Communicator {
  public:
   explicit Communicator(Device device) : device_(device) {}
@@ -131,12 +126,11 @@ class Communicator {
     ncclComm_t handle_;
   };
 
-  /// Ends collectives that run on the GPU, and NCCL calls in which other threads wait. Call it on a separate thread:
-  /// NCCL frees memory, for which CUDA waits until all kernels of this GPU have ended, including those of other
-  /// communicators.
+  /// Ends collectives that run on the GPU, and NCCL calls in which other threads wait. Call it on a separate thread: it
+  /// waits for all kernels of this GPU, including those of other communicators.
   void abort() {
-    // A call in progress usually returns soon. If it waits for other ranks or earlier kernels, only the abort can end
-    // it, so go on without the lock.
+    // A call in progress usually returns soon. If it waits for other ranks, only the abort ends it, so go on without
+    // the lock.
     std::unique_lock calls(calls_, std::defer_lock);
     (void)calls.try_lock_for(std::chrono::seconds(1));
     ncclComm_t handle = nullptr;
@@ -172,21 +166,24 @@ class Communicator {
   ncclComm_t handle_ = nullptr;
 };
 
-class Queued final : public Transfer {
+class QueuedCollective final : public Transfer {
  public:
-  Queued(const char* name, std::shared_ptr<Communicator> communicator, std::shared_ptr<Control> control,
-         std::shared_ptr<Held> held)
-      : name_(name), communicator_(std::move(communicator)), control_(std::move(control)), held_(std::move(held)) {}
+  QueuedCollective(const char* name, std::shared_ptr<Communicator> communicator,
+                   std::shared_ptr<Coordinator> coordinator, std::shared_ptr<TensorsInUse> tensors)
+      : name_(name),
+        communicator_(std::move(communicator)),
+        coordinator_(std::move(coordinator)),
+        tensors_(std::move(tensors)) {}
 
   void wait() override {
-    if (control_ != nullptr) {
-      control_->check(name_);
+    if (coordinator_ != nullptr) {
+      coordinator_->check(name_);
     }
     const DeviceGuard guard(communicator_->device());
-    held_->hold_up_current_stream();
+    tensors_->block_current_stream();
   }
 
-  // Called on Control's thread, which does not use the current device otherwise.
+  // Called on the coordinator's thread, which does not use the current device otherwise.
   bool ended() const override {
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
@@ -194,12 +191,12 @@ class Queued final : public Transfer {
       (void)cudaGetLastError();
       return true;
     }
-    if (held_->has_ended()) {
+    if (tensors_->has_ended()) {
       return true;
     }
     if (const std::string error = communicator_->error();
-        control_ != nullptr && !error.empty() && !reported_.exchange(true)) {
-      control_->report_trouble(error);
+        coordinator_ != nullptr && !error.empty() && !reported_.exchange(true)) {
+      coordinator_->report_error(error);
     }
     return false;
   }
@@ -207,15 +204,15 @@ class Queued final : public Transfer {
  private:
   const char* name_;
   std::shared_ptr<Communicator> communicator_;
-  std::shared_ptr<Control> control_;
-  std::shared_ptr<Held> held_;
+  std::shared_ptr<Coordinator> coordinator_;
+  std::shared_ptr<TensorsInUse> tensors_;
   mutable std::atomic<bool> reported_{false};
 };
 
 class Nccl final : public Collectives {
  public:
-  Nccl(int rank, int size, std::shared_ptr<Control> control, std::function<void(const Tensor&)> broadcast)
-      : rank_(rank), size_(size), control_(std::move(control)), broadcast_bytes_(std::move(broadcast)) {}
+  Nccl(int rank, int size, std::shared_ptr<Coordinator> coordinator, std::function<void(const Tensor&)> broadcast)
+      : rank_(rank), size_(size), coordinator_(std::move(coordinator)), broadcast_bytes_(std::move(broadcast)) {}
 
   std::shared_ptr<Transfer> all_reduce(const Tensor& x, Reduction reduction) override {
     return run("all_reduce", {x}, [&](ncclComm_t communicator) {
@@ -247,8 +244,8 @@ class Nccl final : public Collectives {
   static std::size_t count(const Tensor& x) { return static_cast<std::size_t>(x.numel()); }
 
   void check_ranks(const char* name) const {
-    if (control_ != nullptr) {
-      control_->check(name);
+    if (coordinator_ != nullptr) {
+      coordinator_->check(name);
     }
   }
 
@@ -262,7 +259,7 @@ class Nccl final : public Collectives {
     connect(name, device);
     Event before;
     before.record(cuda::current_stream());
-    before.hold_up(stream_);
+    before.block(stream_);
     std::optional<ncclResult_t> status;
     std::string detail;
     {
@@ -276,10 +273,10 @@ class Nccl final : public Collectives {
       check_ranks(name);  // throws if the communicator was aborted or another rank has failed
       fail("{}: NCCL failed: {} ({})", name, ncclGetErrorString(status.value_or(ncclInvalidUsage)), detail);
     }
-    auto held = std::make_shared<Held>(tensors, cuda::current_stream());
-    held->end(stream_);
-    keep(held);
-    return std::make_shared<Queued>(name, communicator_, control_, std::move(held));
+    auto in_use = std::make_shared<TensorsInUse>(tensors, cuda::current_stream());
+    in_use->end(stream_);
+    keep(in_use);
+    return std::make_shared<QueuedCollective>(name, communicator_, coordinator_, std::move(in_use));
   }
 
   // Creates the communicator, at the first collective.
@@ -298,8 +295,7 @@ class Nccl final : public Collectives {
     std::memcpy(bytes.raw_data(), &id, sizeof id);
     broadcast_bytes_(bytes);
     std::memcpy(&id, bytes.raw_data(), sizeof id);
-    // High priority: NCCL's blocks run before those of kernels that are already queued, as soon as multiprocessors
-    // become free. NCCL needs few of them, and would otherwise start after everything that backward has queued.
+    // High priority, so that NCCL's blocks run before those of kernels that backward has already queued.
     if (stream_ == nullptr) {
       int least = 0, greatest = 0;
       cuda::check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -307,67 +303,67 @@ class Nccl final : public Collectives {
                   "cudaStreamCreateWithPriority");
     }
     auto communicator = std::make_shared<Communicator>(device);
-    meet(*communicator, device, id);
-    if (control_ != nullptr) {
-      control_->on_verdict_apart([communicator] { communicator->abort(); });
+    initialize(*communicator, device, id);
+    if (coordinator_ != nullptr) {
+      coordinator_->on_failure_in_background([communicator] { communicator->abort(); });
     }
     communicator_ = std::move(communicator);
   }
 
-  // Initializes the communicator, which all ranks do together, on a separate thread: if a rank does not take part, this
-  // one must throw, while the thread is stuck until the process ends.
-  void meet(Communicator& communicator, Device device, const ncclUniqueId& id) {
-    struct Meeting {
+  // Initializes the communicator, which all ranks do together. If a rank does not take part, NCCL never returns, so a
+  // separate thread calls it, and this one throws.
+  void initialize(Communicator& communicator, Device device, const ncclUniqueId& id) {
+    struct Initialization {
       std::mutex mutex;
       std::condition_variable changed;
       std::optional<ncclResult_t> status;
       std::string detail;
       ncclComm_t handle = nullptr;
     };
-    const auto meeting = std::make_shared<Meeting>();
-    std::thread([meeting, device, id, rank = rank_, size = size_] {
+    const auto shared = std::make_shared<Initialization>();
+    std::thread([shared, device, id, rank = rank_, size = size_] {
       ncclComm_t handle = nullptr;
       const bool usable = cudaSetDevice(device.index) == cudaSuccess;
       const ncclResult_t status = usable ? ncclCommInitRank(&handle, size, id, rank) : ncclUnhandledCudaError;
-      const std::lock_guard lock(meeting->mutex);
-      meeting->status = status;
-      meeting->detail = status == ncclSuccess ? "" : ncclGetLastError(nullptr);
-      meeting->handle = handle;
-      meeting->changed.notify_all();
+      const std::lock_guard lock(shared->mutex);
+      shared->status = status;
+      shared->detail = status == ncclSuccess ? "" : ncclGetLastError(nullptr);
+      shared->handle = handle;
+      shared->changed.notify_all();
     }).detach();
-    std::unique_lock lock(meeting->mutex);
-    const auto over = [&] { return meeting->status.has_value() || (control_ != nullptr && control_->failed()); };
-    while (!meeting->changed.wait_for(lock, std::chrono::milliseconds(50), over)) {
+    std::unique_lock lock(shared->mutex);
+    const auto over = [&] { return shared->status.has_value() || (coordinator_ != nullptr && coordinator_->failed()); };
+    while (!shared->changed.wait_for(lock, std::chrono::milliseconds(50), over)) {
     }
-    if (meeting->status != ncclSuccess) {
+    if (shared->status != ncclSuccess) {
       check_ranks("ncclCommInitRank");
-      fail("ncclCommInitRank failed: {} ({})", ncclGetErrorString(*meeting->status), meeting->detail);
+      fail("ncclCommInitRank failed: {} ({})", ncclGetErrorString(*shared->status), shared->detail);
     }
-    communicator.set(meeting->handle);
+    communicator.set(shared->handle);
   }
 
-  void keep(const std::shared_ptr<const Held>& held) {
+  void keep(const std::shared_ptr<const TensorsInUse>& tensors) {
     while (!running_.empty() && running_.front()->has_ended()) {
       running_.pop_front();
     }
-    running_.push_back(held);
+    running_.push_back(tensors);
   }
 
   int rank_;
   int size_;
-  std::shared_ptr<Control> control_;
+  std::shared_ptr<Coordinator> coordinator_;
   std::function<void(const Tensor&)> broadcast_bytes_;
   std::mutex mutex_;  // guards the members below
   std::shared_ptr<Communicator> communicator_;
   cudaStream_t stream_ = nullptr;
-  std::deque<std::shared_ptr<const Held>> running_;
+  std::deque<std::shared_ptr<const TensorsInUse>> running_;
 };
 
 }  // namespace
 
-std::shared_ptr<Collectives> nccl_collectives(int rank, int size, std::shared_ptr<Control> control,
+std::shared_ptr<Collectives> nccl_collectives(int rank, int size, std::shared_ptr<Coordinator> coordinator,
                                               std::function<void(const Tensor&)> broadcast) {
-  return std::make_shared<Nccl>(rank, size, std::move(control), std::move(broadcast));
+  return std::make_shared<Nccl>(rank, size, std::move(coordinator), std::move(broadcast));
 }
 
 }  // namespace mica::distributed::detail

@@ -15,8 +15,8 @@ namespace mica::distributed::detail {
 
 namespace {
 
-// The largest part of a tensor in one message, in bytes. A multiple of all element sizes.
-constexpr std::size_t largest_piece = std::size_t{256} << 10;
+// Of a tensor in one message, in bytes. A multiple of all element sizes.
+constexpr std::size_t largest_chunk = std::size_t{256} << 10;
 
 template <class T>
 T combined(T a, T b, Reduction reduction) {
@@ -53,69 +53,67 @@ void reduce(DType dtype, Reduction reduction, const std::vector<Bytes>& parts, s
   });
 }
 
-/// A tensor that is being exchanged in pieces, and a function that processes each piece when it has arrived from all
-/// ranks.
-class Exchange final : public Transfer {
+/// Sends a tensor in chunks, and calls a function for each chunk that has arrived from all ranks.
+class ChunkedExchange final : public Transfer {
  public:
-  using Take = std::function<void(std::size_t offset, std::vector<Bytes>& parts)>;
+  using Process = std::function<void(std::size_t offset, std::vector<Bytes>& parts)>;
 
-  /// Sends `bytes` bytes of `data`, in pieces numbered from `first`. If `data` is null, this rank takes part in as many
-  /// pieces, but sends empty ones.
-  Exchange(const char* name, std::shared_ptr<Control> control, std::shared_ptr<Journal> group, std::uint64_t first,
-           const std::byte* data, std::size_t bytes, Take take)
+  /// Sends `bytes` bytes of `data`, in chunks numbered from `first`. If `data` is null, the chunks are empty.
+  ChunkedExchange(const char* name, std::shared_ptr<Coordinator> coordinator, std::shared_ptr<CollectiveLog> group,
+                  std::uint64_t first, const std::byte* data, std::size_t bytes, Process process)
       : name_(name),
-        control_(std::move(control)),
+        coordinator_(std::move(coordinator)),
         group_(std::move(group)),
         first_(first),
-        count_(pieces_of(bytes)),
-        take_(std::move(take)) {
+        count_(chunks_of(bytes)),
+        process_(std::move(process)) {
     for (std::uint64_t i = 0; i < count_; ++i) {
-      const std::size_t begin = i * largest_piece, end = std::min(bytes, begin + largest_piece);
-      control_->start_exchange(*group_, first_ + i, data == nullptr ? Bytes() : Bytes(data + begin, data + end));
+      const std::size_t begin = i * largest_chunk, end = std::min(bytes, begin + largest_chunk);
+      coordinator_->start_exchange(*group_, first_ + i, data == nullptr ? Bytes() : Bytes(data + begin, data + end));
     }
   }
-  ~Exchange() override {
-    for (std::uint64_t i = taken_; i < count_; ++i) {
-      control_->forget_exchange(*group_, first_ + i);
+  ~ChunkedExchange() override {
+    for (std::uint64_t i = done_; i < count_; ++i) {
+      coordinator_->forget_exchange(*group_, first_ + i);
     }
   }
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
+  ChunkedExchange(const ChunkedExchange&) = delete;
+  ChunkedExchange& operator=(const ChunkedExchange&) = delete;
 
-  static std::uint64_t pieces_of(std::size_t bytes) { return (bytes + largest_piece - 1) / largest_piece; }
+  static std::uint64_t chunks_of(std::size_t bytes) { return (bytes + largest_chunk - 1) / largest_chunk; }
 
   void wait() override {
     const std::lock_guard lock(mutex_);
-    control_->check(name_);
-    for (; taken_ < count_; ++taken_) {
-      std::vector<Bytes> parts = control_->finish_exchange(*group_, first_ + taken_, name_);
+    coordinator_->check(name_);
+    for (; done_ < count_; ++done_) {
+      std::vector<Bytes> parts = coordinator_->finish_exchange(*group_, first_ + done_, name_);
       try {
-        take_(taken_ * largest_piece, parts);
+        process_(done_ * largest_chunk, parts);
       } catch (const Error& error) {
-        control_->report_trouble(fmt::format("{}: {}", name_, error.what()));
-        (void)control_->finish_exchange(*group_, UINT64_MAX, name_);  // always throws: the verdict
+        coordinator_->report_error(fmt::format("{}: {}", name_, error.what()));
+        (void)coordinator_->finish_exchange(*group_, UINT64_MAX, name_);  // no such exchange: throws the failure
       }
     }
-    take_ = {};  // frees the tensors
+    process_ = {};  // frees the tensors
   }
 
-  // Pieces complete in order, so the last one tells.
-  bool ended() const override { return control_->has_exchanged(*group_, first_ + count_ - 1); }
+  // Chunks complete in order.
+  bool ended() const override { return coordinator_->has_exchanged(*group_, first_ + count_ - 1); }
 
  private:
   const char* name_;
-  std::shared_ptr<Control> control_;
-  std::shared_ptr<Journal> group_;
+  std::shared_ptr<Coordinator> coordinator_;
+  std::shared_ptr<CollectiveLog> group_;
   const std::uint64_t first_, count_;
   std::mutex mutex_;  // guards the members below
-  std::uint64_t taken_ = 0;
-  Take take_;
+  std::uint64_t done_ = 0;
+  Process process_;
 };
 
-class Host final : public Collectives {
+class TcpCollectives final : public Collectives {
  public:
-  Host(std::shared_ptr<Control> control, std::shared_ptr<Journal> group, int rank)
-      : control_(std::move(control)), group_(std::move(group)), rank_(rank) {}
+  TcpCollectives(std::shared_ptr<Coordinator> coordinator, std::shared_ptr<CollectiveLog> group, int rank)
+      : coordinator_(std::move(coordinator)), group_(std::move(group)), rank_(rank) {}
 
   std::shared_ptr<Transfer> all_reduce(const Tensor& x, Reduction reduction) override {
     return start("all_reduce", x.raw_data(), x.bytes(), [=](std::size_t offset, std::vector<Bytes>& parts) {
@@ -125,7 +123,7 @@ class Host final : public Collectives {
   }
 
   std::shared_ptr<Transfer> reduce_scatter(const Tensor& from, const Tensor& into, Reduction reduction) override {
-    // The intersection of each piece with this rank's part.
+    // The intersection of each chunk with this rank's part.
     const std::size_t begin = static_cast<std::size_t>(rank_) * into.bytes(), end = begin + into.bytes();
     return start("reduce_scatter", from.raw_data(), from.bytes(), [=](std::size_t offset, std::vector<Bytes>& parts) {
       check_sizes(parts, parts[0].size());
@@ -160,22 +158,23 @@ class Host final : public Collectives {
   }
 
  private:
-  // If a rank called a different collective, the verdict that follows names it.
+  // If a rank called a different collective, the failure detector names it.
   static void check_sizes(const std::vector<Bytes>& parts, std::size_t size) {
     for (const Bytes& part : parts) {
       mica::check(part.size() == size, "the ranks called collectives of different sizes");
     }
   }
 
-  std::shared_ptr<Transfer> start(const char* name, const std::byte* data, std::size_t bytes, Exchange::Take take) {
+  std::shared_ptr<Transfer> start(const char* name, const std::byte* data, std::size_t bytes,
+                                  ChunkedExchange::Process process) {
     const std::lock_guard lock(mutex_);
     const std::uint64_t first = next_;
-    next_ += Exchange::pieces_of(bytes);
-    return std::make_shared<Exchange>(name, control_, group_, first, data, bytes, std::move(take));
+    next_ += ChunkedExchange::chunks_of(bytes);
+    return std::make_shared<ChunkedExchange>(name, coordinator_, group_, first, data, bytes, std::move(process));
   }
 
-  std::shared_ptr<Control> control_;
-  std::shared_ptr<Journal> group_;
+  std::shared_ptr<Coordinator> coordinator_;
+  std::shared_ptr<CollectiveLog> group_;
   int rank_;
   std::mutex mutex_;
   std::uint64_t next_ = std::uint64_t{1} << 63;  // smaller numbers belong to collectives
@@ -183,9 +182,9 @@ class Host final : public Collectives {
 
 }  // namespace
 
-std::shared_ptr<Collectives> host_collectives(std::shared_ptr<Control> control, std::shared_ptr<Journal> group,
-                                              int rank) {
-  return std::make_shared<Host>(std::move(control), std::move(group), rank);
+std::shared_ptr<Collectives> tcp_collectives(std::shared_ptr<Coordinator> coordinator,
+                                             std::shared_ptr<CollectiveLog> group, int rank) {
+  return std::make_shared<TcpCollectives>(std::move(coordinator), std::move(group), rank);
 }
 
 }  // namespace mica::distributed::detail
