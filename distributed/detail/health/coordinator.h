@@ -162,8 +162,8 @@ class Coordinator {
   void excuse_silence_after_suspension(double passed, double time);
   void report();
   void run_requests();
-  bool serve_ranks(bool closing);
-  bool follow_rank_0(bool closing);
+  bool serve_ranks(bool closing, double time);
+  bool follow_rank_0(bool closing, double time);
   void wait_for_events(double until);
   bool flush_all();
   void send_to_all(Type type, const Bytes& payload);

@@ -307,10 +307,8 @@ std::unique_ptr<Connection> Coordinator::greet_rank_0(const std::vector<Address>
 void Coordinator::wait_until_ready(Connection& connection) const {
   const double timeout = options_.detector.heartbeat_timeout;
   for (;;) {
-    mica::check(wait_to_read(connection, Clock::now() + seconds(timeout)),
-                "world: rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost", timeout);
-    connection.receive();
-    if (const std::optional<Message> message = connection.next()) {
+    // First those that arrived together with the welcome.
+    while (const std::optional<Message> message = connection.next()) {
       if (message->type == static_cast<std::uint8_t>(Type::ready)) {
         return;
       }
@@ -319,6 +317,9 @@ void Coordinator::wait_until_ready(Connection& connection) const {
       }
     }
     mica::check(!connection.closed(), "world: rank 0 closed its connection before all ranks had come");
+    mica::check(wait_to_read(connection, Clock::now() + seconds(timeout)),
+                "world: rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost", timeout);
+    connection.receive();
   }
 }
 

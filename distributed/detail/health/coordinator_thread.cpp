@@ -40,7 +40,7 @@ void Coordinator::serve() {
   bool done = false;
   while (!done) {
     wait_for_events(next_report);
-    const double time = now();
+    const double time = now();  // the only one that decides about silence: the process may be suspended anywhere below
     excuse_silence_after_suspension(time - last, time);
     unreported_ += std::min(time - last, 2 * interval);
     last = time;
@@ -54,7 +54,7 @@ void Coordinator::serve() {
       next_report = time + interval;
     }
     run_requests();
-    done = rank_ == 0 ? serve_ranks(closing) : follow_rank_0(closing);
+    done = rank_ == 0 ? serve_ranks(closing, time) : follow_rank_0(closing, time);
     if (flush_all()) {
       const std::lock_guard lock(mutex_);
       if (state_ == State::leaving && requests_.empty()) {
@@ -129,12 +129,12 @@ void Coordinator::run_requests() {
 
 // On rank 0: reads what the others send, and tells them why the run failed, or that all have left. Returns whether the
 // thread may end.
-bool Coordinator::serve_ranks(bool closing) {
+bool Coordinator::serve_ranks(bool closing, double time) {
   for (int rank = 1; rank < size_; ++rank) {
     receive_from(rank);
   }
   confirm_departures();
-  if (const std::optional<std::string>& failure = detector_->failure(now())) {
+  if (const std::optional<std::string>& failure = detector_->failure(time)) {
     send_to_all(Type::failure, Writer().text(*failure).take());
     (void)flush_all();
     set_failure(*failure);
@@ -148,12 +148,12 @@ bool Coordinator::serve_ranks(bool closing) {
 }
 
 // On the other ranks: reads what rank 0 sends, and notices its end. Returns whether the thread may end.
-bool Coordinator::follow_rank_0(bool closing) {
+bool Coordinator::follow_rank_0(bool closing, double time) {
   receive_from(0);
   if (!failed() && !all_left_) {
     if (connections_[0] == nullptr) {
       set_failure("rank 0 died, or the link to it broke: its connection was closed");
-    } else if (const double timeout = options_.detector.heartbeat_timeout; now() - rank_0_heard_ > timeout) {
+    } else if (const double timeout = options_.detector.heartbeat_timeout; time - rank_0_heard_ > timeout) {
       set_failure(fmt::format("rank 0 has not been heard of for {:g} s: it hangs, or the link to it is lost", timeout));
     }
   }
