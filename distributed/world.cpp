@@ -88,6 +88,7 @@ std::shared_ptr<const GroupState> state_of(const std::shared_ptr<Coordinator>& c
     }
     std::stable_sort(part.begin(), part.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<int> ranks;
+    ranks.reserve(part.size());
     for (const auto& [of_rank, rank_in_world] : part) {
       ranks.push_back(rank_in_world);
     }

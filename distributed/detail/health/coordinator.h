@@ -27,9 +27,9 @@ struct CoordinatorOptions {
 /// variable with an impossible value.
 CoordinatorOptions coordinator_options_from_environment();
 
-/// Detects failed ranks. Each rank sends heartbeats to rank 0 over TCP; rank 0 runs the FailureDetector and tells all
-/// ranks if one has failed. A thread of this object does so in each process. It also carries small messages, which
-/// ranks need before they have other connections.
+/// Detects failed ranks: a thread in each process sends heartbeats to rank 0 over TCP, and rank 0 runs the
+/// FailureDetector and tells all ranks if one has failed. Also carries small messages, which ranks need before they
+/// have other connections.
 class Coordinator {
  public:
   /// For rank 0: waits until the other ranks have connected to `listener`. Throws an Error that names those that do not

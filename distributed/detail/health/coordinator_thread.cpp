@@ -40,7 +40,7 @@ void Coordinator::serve() {
   bool done = false;
   while (!done) {
     wait_for_events(next_report);
-    const double time = now();  // the only one that decides about silence: the process may be suspended anywhere below
+    const double time = now();  // silence counts until here, since the process may be suspended anywhere below
     excuse_silence_after_suspension(time - last, time);
     unreported_ += std::min(time - last, 2 * interval);
     last = time;

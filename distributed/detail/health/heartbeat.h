@@ -9,7 +9,7 @@
 
 namespace mica::distributed::detail {
 
-/// A rank's regular report ("heartbeat") about one group: at most `most_calls` calls.
+/// A rank's regular report about one group.
 struct Heartbeat {
   struct Pending {
     std::uint64_t number = 0;
@@ -23,7 +23,7 @@ struct Heartbeat {
   std::vector<Call> calls{};         ///< those started since the last report; the newest if there are too many
   std::optional<Pending> pending{};  ///< the oldest collective that has not ended
 
-  static constexpr std::size_t most_calls = 1024;
+  static constexpr std::size_t most_calls = 1024;  ///< in one report
 };
 
 /// Serializes a heartbeat for a message.

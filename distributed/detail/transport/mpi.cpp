@@ -39,8 +39,8 @@ void check_mpi(int status, const char* call) {
 /// A nonblocking MPI operation.
 class Operation : public Transfer {
  public:
-  /// start() returns a request, or MPI_REQUEST_NULL if the operation is complete already. finish() is called after
-  /// completion. Both run on MPI's thread. `name` is a literal. With a limit, wait() throws after that many seconds.
+  /// MPI's thread calls start(), which returns a request, or MPI_REQUEST_NULL if the operation is complete, and then
+  /// finish(). `name` is a literal. With a limit, wait() throws after that many seconds.
   Operation(const char* name, std::function<MPI_Request()> start, std::function<void()> finish,
             std::optional<double> limit)
       : name_(name), start_(std::move(start)), finish_(std::move(finish)), limit_(limit) {}
