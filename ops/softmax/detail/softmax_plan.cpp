@@ -22,11 +22,11 @@ constexpr std::int64_t kMostUnpackedColumns = 8192;
 // smaller, so that two fit on a multiprocessor, and one computes while the other loads.
 constexpr std::int64_t kMostBlockColumns = 16384;
 constexpr std::int64_t kMostBlockColumnsBackward = 10240;
-// If rows are read twice: the longest of 8 lanes, and of a warp, and the elements per thread of a block, unless it is
-// too small.
+// If rows are processed element by element: the longest of 8 lanes, and of a warp, and the elements per thread of a
+// block, unless it is too small.
 constexpr std::int64_t kMostLaneColumns = 128;
-constexpr std::int64_t kMostWarpColumns = 1024;
-constexpr int kLoopedElements = 8;
+constexpr std::int64_t kMostWarpColumns = 512;
+constexpr int kLoopedElements = 16;
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
