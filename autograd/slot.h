@@ -33,7 +33,7 @@ inline Slot* find_slot(const Tensor& x) {
     return nullptr;
   }
   const mica::detail::TensorImpl& impl = *x.handle();
-  if (impl.base && impl.rewrites != impl.base->rewrites) [[unlikely]] {
+  if (impl.base && impl.history_version != impl.base->history_version) [[unlikely]] {
     update_view(x);
   }
   return impl.slot.get();

@@ -119,19 +119,19 @@ class Optimizer {
     std::vector<std::string> state_names;
     bool master_weights;
   };
-  struct Slot;
+  struct ParameterState;
   struct OnDevice;
   struct Work;
 
   void check_gradients() const;
-  void make_states(Slot& slot);
+  void make_states(ParameterState& own);
   OnDevice& counts_on(Device device);
   void collect_counts() const;
   std::vector<Work> collect_work();
 
   const char* name_;
   std::vector<Group> groups_;
-  std::vector<Slot> slots_;
+  std::vector<ParameterState> states_;
   std::shared_ptr<std::vector<double>> scalars_;  // of all groups; replays of captured steps read it
   std::size_t scalars_of_group_;
   std::vector<OnDevice> on_device_;

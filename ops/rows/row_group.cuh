@@ -90,19 +90,20 @@ class RowGroup {
   static constexpr int kMostWarps = kCluster ? kMostCluster * kMostGroupThreads / kWarp : kWarps ? kWarp : 1;
 
  public:
-  struct Shared {
+  struct Exchange {
     Number numbers[kBuffers][kNumbers][kMostWarps];
     std::uint64_t arrived[kCluster ? kBuffers : 1];
   };
 
   /// @param blocks  the number of blocks that share a row.
   /// Construct it before loads from global memory are issued: in a cluster, the constructor would wait for them.
-  __device__ explicit RowGroup(Shared& shared, int blocks = 1) : shared_(shared), blocks_(kCluster ? blocks : 1) {
+  __device__ explicit RowGroup(Exchange& exchange, int blocks = 1)
+      : exchange_(exchange), blocks_(kCluster ? blocks : 1) {
     if constexpr (kCluster) {
       if (threadIdx.x == 0) {
 #pragma unroll
         for (int buffer = 0; buffer < kBuffers; ++buffer) {
-          cuda::init_barrier(&shared_.arrived[buffer], 1);
+          cuda::init_barrier(&exchange_.arrived[buffer], 1);
           expect(buffer);
         }
         cuda::publish_barriers();
@@ -141,11 +142,11 @@ class RowGroup {
       const int index = rank() * warps() + number;
       if (lane < blocks_) {
         warp.for_numbers([&](int k, Number& value) {
-          cuda::send(&shared_.numbers[buffer][k][index], lane, value, &shared_.arrived[buffer]);
+          cuda::send(&exchange_.numbers[buffer][k][index], lane, value, &exchange_.arrived[buffer]);
         });
       }
     } else if (lane == 0) {
-      warp.for_numbers([&](int k, Number& value) { shared_.numbers[buffer][k][first() + number] = value; });
+      warp.for_numbers([&](int k, Number& value) { exchange_.numbers[buffer][k][first() + number] = value; });
     }
     ++sent_;
   }
@@ -155,7 +156,7 @@ class RowGroup {
     static_assert(kWarps);
     const int buffer = received_ % kBuffers;
     if constexpr (kCluster) {
-      cuda::wait(&shared_.arrived[buffer], received_ / kBuffers % 2);
+      cuda::wait(&exchange_.arrived[buffer], received_ / kBuffers % 2);
       if (kBuffers > 1 && threadIdx.x == 0) {
         expect(buffer);  // for the next use of this buffer
       }
@@ -167,7 +168,7 @@ class RowGroup {
     ++received_;
     const auto read = [&](int index) {
       Value other = warp.empty();
-      other.for_numbers([&](int k, Number& value) { value = shared_.numbers[buffer][k][first() + index]; });
+      other.for_numbers([&](int k, Number& value) { value = exchange_.numbers[buffer][k][first() + index]; });
       return other;
     };
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -191,10 +192,10 @@ class RowGroup {
   __device__ static int first() { return kSeveral && !kCluster ? static_cast<int>(threadIdx.y) * warps() : 0; }
 
   __device__ void expect(int buffer) {
-    cuda::arrive_expecting(&shared_.arrived[buffer], blocks_ * warps() * kNumbers * static_cast<int>(sizeof(Number)));
+    cuda::arrive_expecting(&exchange_.arrived[buffer], blocks_ * warps() * kNumbers * static_cast<int>(sizeof(Number)));
   }
 
-  Shared& shared_;
+  Exchange& exchange_;
   int blocks_;
   unsigned sent_ = 0;      // rows for which this warp has sent its result
   unsigned received_ = 0;  // rows whose results it has received

@@ -64,7 +64,7 @@ constexpr bool has_warps(Group group) { return group == Group::block || group ==
 
 /// How a row is divided among `blocks` blocks: each has a slab of the columns, which a group of `threads` threads
 /// shares.
-struct RowShare {
+struct RowSplit {
   std::int64_t slab;
   std::int64_t threads;
 };
@@ -72,7 +72,7 @@ struct RowShare {
 /// The share for a kernel with packs of `pack` columns. Slabs are multiples of 64 columns, and otherwise as equal as
 /// possible.
 template <class Kernel>
-constexpr RowShare share_row(std::int64_t columns, const Kernel& kernel, int pack, int blocks) {
+constexpr RowSplit split_row(std::int64_t columns, const Kernel& kernel, int pack, int blocks) {
   constexpr std::int64_t kUnit = 64;
   const std::int64_t slab = ceil_div(columns, blocks * kUnit) * kUnit;
   const std::int64_t of_lanes = std::int64_t{kernel.lanes} * kernel.packs * pack;  // columns

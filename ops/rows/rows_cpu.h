@@ -104,12 +104,12 @@ class Sum {
 
 constexpr std::int64_t kSummedAtOnce = 4096;  // the most elements that are summed in S
 
-// Divides [0, n) into pieces short enough to be summed in S, calls piece(begin, end) for each, and adds up the results
+// Divides [0, n) into parts short enough to be summed in S, calls part(begin, end) for each, and adds up the results
 // in double.
-template <class Piece>
-void for_pieces(std::int64_t n, const Piece& piece) {
+template <class Part>
+void for_parts(std::int64_t n, const Part& part) {
   for (std::int64_t begin = 0; begin < n; begin += kSummedAtOnce) {
-    piece(begin, std::min(begin + kSummedAtOnce, n));
+    part(begin, std::min(begin + kSummedAtOnce, n));
   }
 }
 
@@ -117,7 +117,7 @@ void for_pieces(std::int64_t n, const Piece& piece) {
 template <class S, class Term>
 double sum_of(std::int64_t n, const Term& term) {
   double total = 0;
-  for_pieces(n, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(n, [&](std::int64_t begin, std::int64_t end) {
     Sum<S> sum;
     for_packs<S>(begin, end,
                  [&]<class V, int k>(std::int64_t i) { sum.template add<k, V>(term.template operator()<V>(i)); });

@@ -106,7 +106,7 @@ struct Permute {
 };
 
 // Writes x into a part of a tensor of zeros: the gradient of slice and select. Differentiable.
-struct SlicePlace {
+struct SliceGradient {
   static constexpr bool composed = true;
   Shape shape;
   int axis;
@@ -131,16 +131,16 @@ struct Slice {
     }
     return as_strided(x, shape, strides, offset_of(x) + (count > 0 ? start * x.strides()[axis] : 0));
   }
-  Tensor backward(Context&, const Tensor& dy) const { return apply(SlicePlace{from, axis, start, count, step}, dy); }
+  Tensor backward(Context&, const Tensor& dy) const { return apply(SliceGradient{from, axis, start, count, step}, dy); }
 };
 
-Tensor SlicePlace::forward(Context& ctx, const Tensor& part) const {
+Tensor SliceGradient::forward(Context& ctx, const Tensor& part) const {
   const Tensor whole = zeros(shape, part.dtype(), part.device());
   copy_into(Slice{axis, start, count, step, shape}.forward(ctx, whole), part);
   return whole;
 }
 
-Tensor SlicePlace::backward(Context&, const Tensor& dy) const {
+Tensor SliceGradient::backward(Context&, const Tensor& dy) const {
   return apply(Slice{axis, start, count, step, shape}, dy);
 }
 

@@ -37,11 +37,13 @@ MICA_HOST_DEVICE inline PhiloxBlock draw_dropout_group(PhiloxKey key, std::uint3
   return philox_rounds<7>(key, (std::uint64_t{row_of_blocks} << 32) | (block_of_keys * 16 + u * 4 + v));
 }
 
-/// The query and the key, within their block, of element `place` (0 to 15) of group (u, v).
-MICA_HOST_DEVICE constexpr int query_of_dropout_group(int u, int place) {
-  return place / 8 * 8 + 2 * u + place / 4 % 2;
+/// The query and the key, within their block, of element `element` (0 to 15) of group (u, v).
+MICA_HOST_DEVICE constexpr int query_of_dropout_group(int u, int element) {
+  return element / 8 * 8 + 2 * u + element / 4 % 2;
 }
-MICA_HOST_DEVICE constexpr int key_of_dropout_group(int v, int place) { return place % 2 * 8 + 2 * v + place / 2 % 2; }
+MICA_HOST_DEVICE constexpr int key_of_dropout_group(int v, int element) {
+  return element % 2 * 8 + 2 * v + element / 2 % 2;
+}
 
 /// Bit i of the result says whether element i of a group is kept, that is, whether its number is at least the
 /// threshold.

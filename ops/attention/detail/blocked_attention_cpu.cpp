@@ -195,9 +195,9 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   }
   S* const lse = args.lse.data<S>() + (batch * args.q.size(1) + head) * args.q.size(2) + first;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const S share = total[i] == 0 ? S{0} : 1 / total[i];
+    const S factor = total[i] == 0 ? S{0} : 1 / total[i];
     std::transform(sums + i * values, sums + (i + 1) * values, sums + i * values,
-                   [share](S sum) { return sum * share; });
+                   [factor](S sum) { return sum * factor; });
     narrow(sums + i * values, values, out.row(first + i));
     lse[i] = total[i] == 0 ? kNever : most[i] + std::log(total[i]);
   }

@@ -39,13 +39,13 @@ struct Order {
   bool paired;         // a unit is the tile with the most work and that with the least, and so on
   bool last_is_heavy;  // whether the last tile of a head has the most work, instead of the first
 
-  struct Place {
+  struct HeadTile {
     int tile;
     int head;
   };
 
-  /// Calls f(place) for each tile of this block. Units are assigned to blocks in alternating order (0, 1, 2, 2, 1, 0,
-  /// …), so that no block always gets the heavier ones.
+  /// Calls f(item), with a HeadTile, for each tile of this block. Units are assigned to blocks in alternating order (0,
+  /// 1, 2, 2, 1, 0, …), so that no block always gets the heavier ones.
   template <class F>
   __device__ void each(const F& f) const {
     const int grid = static_cast<int>(gridDim.x);
@@ -66,7 +66,7 @@ struct Order {
         }
         rank = tiles - 1 - rank;
       }
-      f(Place{last_is_heavy ? tiles - 1 - rank : rank, head});
+      f(HeadTile{last_is_heavy ? tiles - 1 - rank : rank, head});
     }
   }
 };
@@ -216,8 +216,8 @@ __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float firs
         const float factor = j % 2 == 0 ? first_factor : second_factor;
         pairs[j] = cuda::pair_of<T>(s[2 * j] * factor, s[2 * j + 1] * factor);
       }
-      const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the tensor map
-      cuda::store_matrices(tile + chunk * kConsumerChunkBytes + line * kLineBytes + place * 16, pairs);
+      const int position = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the tensor map
+      cuda::store_matrices(tile + chunk * kConsumerChunkBytes + line * kLineBytes + position * 16, pairs);
     }
   }
   cuda::fence_async_proxy();

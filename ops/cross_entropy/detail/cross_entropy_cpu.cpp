@@ -90,9 +90,9 @@ class Rows {
     }
   }
 
-  /// Replaces z of a row by (total · softmax(z) − u) · dz/dx · scale. share(i) is u of class i.
-  template <class Share>
-  void gradient(std::vector<S>& z, S log_sum, S total, S scale, const Share& share) const {
+  /// Replaces z of a row by (total · softmax(z) − u) · dz/dx · scale. target_term(i) is u of class i.
+  template <class TargetTerm>
+  void gradient(std::vector<S>& z, S log_sum, S total, S scale, const TargetTerm& target_term) const {
     S* const out = z.data();
     const std::int64_t n = classes;
     const S factor = scale_ * scale;
@@ -102,7 +102,7 @@ class Rows {
     MICA_INDEPENDENT
     for (std::int64_t i = 0; i < n; ++i) {
       const S part = capped ? out[i] * inverse : S{0};
-      out[i] = (total * math::exp(out[i] - log_sum) - share(i)) * ((1 - part * part) * factor);
+      out[i] = (total * math::exp(out[i] - log_sum) - target_term(i)) * ((1 - part * part) * factor);
     }
   }
   /// dz/dx

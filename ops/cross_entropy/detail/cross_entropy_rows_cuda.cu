@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     cross_entropy_rows(Problem<T> p, Accumulate<T>* logsumexp, Accumulate<T>* mass, Accumulate<T>* losses) {
   using S = Accumulate<T>;
   using FoundInRow = Found<T, kTarget, kCap>;
-  __shared__ typename RowGroup<FoundInRow, kGroup>::Shared shared;
+  __shared__ typename RowGroup<FoundInRow, kGroup>::Exchange exchange;
   const RowOf<kGroup> at;
   const std::int64_t row = at.row;
   if (row >= p.rows) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
   rows::for_peeled_packs<kAhead<T, kTarget>>(
       p.logits + row * p.classes, p.classes, at.t, at.threads,
       [&](const auto& pack, std::int64_t i) { add_pack(p, row, i, pack, mine); });
-  const auto found = RowGroup<FoundInRow, kGroup>(shared).all_reduce(mine);
+  const auto found = RowGroup<FoundInRow, kGroup>(exchange).all_reduce(mine);
   if (at.t == 0) {
     const S label_y =
         label.is_class() ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};

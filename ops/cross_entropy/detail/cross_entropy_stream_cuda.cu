@@ -20,8 +20,6 @@ namespace xent {
 
 namespace {
 
-using Plan = CrossEntropyPlan;
-
 /// The packs of a row that a block has in its shared memory.
 template <class T>
 struct Slab {
@@ -53,19 +51,19 @@ class Streamer {
                                /*kSeveral=*/false, /*kBuffers=*/2>;
 
  public:
-  using Shared = typename Group::Shared;
+  using Exchange = typename Group::Exchange;
 
   /// `queue` is the number of rows that were taken from the queue.
-  __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, Shared& shared,
+  __device__ Streamer(const Problem<T>& p, const CrossEntropyPlan& plan, T* logits, int* queue, Exchange& exchange,
                       unsigned char* memory)
       : p_(p),
         plan_(plan),
         logits_(logits),
         queue_(queue),
-        slots_(cuda::shared_address(memory)),
+        first_pack_(cuda::shared_address(memory)),
         threads_(static_cast<int>(blockDim.x)),
         rank_(Group::rank()),
-        group_(shared, plan.cluster) {}
+        group_(exchange, plan.cluster) {}
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
     const S common = incoming.per_row ? S{0} : incoming(0);
@@ -119,7 +117,7 @@ class Streamer {
     uint4 bits;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-                 : "r"(slots_ + 16 * i));
+                 : "r"(first_pack_ + 16 * i));
     return reinterpret_cast<const Packs&>(bits);
   }
 
@@ -166,8 +164,8 @@ class Streamer {
     for_end(slab, [&](std::int64_t i) { add_pack(p_, row, i, rows::load<1>(logits_ + row * p_.classes + i), found); });
     int i = threadIdx.x;
 #pragma unroll
-    for (int part = 0; part < Plan::kParts; ++part) {
-      cuda::wait_copies(Plan::kParts - 1 - part);
+    for (int part = 0; part < CrossEntropyPlan::kParts; ++part) {
+      cuda::wait_copies(CrossEntropyPlan::kParts - 1 - part);
       for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_) {
         if (i + threads_ < slab.count) {
           add_packs<2>(i, found);
@@ -179,7 +177,7 @@ class Streamer {
   }
 
   /// Overwrites each pack i of a row in global memory with make(i), and starts loading the
-  /// next row in its place, in Plan::kParts groups of copies.
+  /// next row in its place, in CrossEntropyPlan::kParts groups of copies.
   template <class Make>
   __device__ void write(const Slab<T>& slab, std::int64_t next_row, bool ignores_next, const Make& make) {
     const bool more = next_row < p_.rows && !ignores_next;
@@ -190,14 +188,14 @@ class Streamer {
     T* to = slab.at(i);
     const T* from = next.at(i);
 #pragma unroll 1
-    for (int part = 0; part < Plan::kParts; ++part) {
+    for (int part = 0; part < CrossEntropyPlan::kParts; ++part) {
 #pragma unroll 1
       for (int round = 0; round < plan_.part; ++round) {
         if (i < slab.count) {
           rows::store_whole(to, make(i));
         }
         if (i < next_count) {
-          cuda::copy_async<16>(slots_ + 16 * i, from, policy);
+          cuda::copy_async<16>(first_pack_ + 16 * i, from, policy);
         }
         i += threads_;
         to += threads_ * kPack;
@@ -208,10 +206,10 @@ class Streamer {
   }
 
   const Problem<T>& p_;
-  const Plan& plan_;
+  const CrossEntropyPlan& plan_;
   T* logits_;
   int* queue_;
-  std::uint32_t slots_;  // the address in shared memory of the first pack; pack i belongs to thread i % threads_
+  std::uint32_t first_pack_;  // the address in shared memory of the first pack; pack i belongs to thread i % threads_
   int threads_;
   int rank_;
   Group group_;
@@ -219,18 +217,19 @@ class Streamer {
 
 /// At least 2 blocks per multiprocessor (__launch_bounds__), which limits the registers per thread.
 template <class T, bool kCap, bool kCluster>
-__global__ void __launch_bounds__(Plan::kMostThreads, 2)
-    cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
+__global__ void __launch_bounds__(CrossEntropyPlan::kMostThreads, 2)
+    cross_entropy_stream(Problem<T> p, CrossEntropyPlan plan, Incoming<T> incoming, T* logits, int* queue,
+                         Accumulate<T>* losses) {
   using Rows = Streamer<T, kCap, kCluster>;
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ typename Rows::Shared shared;
-  Rows(p, plan, logits, queue, shared, memory).run(incoming, losses);
+  __shared__ typename Rows::Exchange exchange;
+  Rows(p, plan, logits, queue, exchange, memory).run(incoming, losses);
 }
 
 // On the host.
 
 template <class T, bool kCap, bool kCluster>
-void stream(const CrossEntropyInPlace& args, const Plan& plan) {
+void stream(const CrossEntropyInPlace& args, const CrossEntropyPlan& plan) {
   const auto kernel = cross_entropy_stream<T, kCap, kCluster>;
   const Problem<T> problem(args.terms);
   const Tensor queue = empty({1}, int32, args.losses.device());

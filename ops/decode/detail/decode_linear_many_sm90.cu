@@ -124,7 +124,7 @@ template <class T>
 struct Plain {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   CUtensorMap y;
   Parts parts;
 
@@ -144,7 +144,7 @@ template <class T>
 struct Swiglu {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   CUtensorMap y;
   Parts parts;
 
@@ -171,7 +171,7 @@ template <class T>
 struct Residual {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   CUtensorMap residual;
   CUtensorMap y;
   Parts parts;
@@ -225,7 +225,7 @@ template <class T>
 struct Append {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   static_assert(kHeadWidth == kChunk);
   CUtensorMap y;
   CUtensorMap keys;  // the cache's new positions: (B, Hkv, T, D)
@@ -355,11 +355,11 @@ void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   };
   const int least = std::min({time(128), time(192), time(256)});
   if (time(256) == least) {
-    f.template operator()<gemm::Plan<256, 4, 1>>();
+    f.template operator()<gemm::TilePlan<256, 4, 1>>();
   } else if (time(192) == least) {
-    f.template operator()<gemm::Plan<192, 4, 1>>();
+    f.template operator()<gemm::TilePlan<192, 4, 1>>();
   } else {
-    f.template operator()<gemm::Plan<128, 6, 1>>();
+    f.template operator()<gemm::TilePlan<128, 6, 1>>();
   }
 }
 
@@ -379,7 +379,7 @@ Append<T> append_to(const DecodeLinearArgs& args, const Parts& parts) {
 
 template <class T>
 void multiply(const DecodeLinearArgs& args) {
-  using Narrow = gemm::Plan<128, 6, 1>;
+  using Narrow = gemm::TilePlan<128, 6, 1>;
   const Parts parts = parts_of(args);
   const CUtensorMap y = map_of_half_tiles(args.y);
   if (args.options.swiglu) {

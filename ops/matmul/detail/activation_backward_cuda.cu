@@ -53,7 +53,7 @@ struct Gated {
 };
 
 template <class T>
-struct Arguments {
+struct ActivationBackwardArguments {
   const T* dy;
   const T* v;
   T* dz;
@@ -65,8 +65,8 @@ struct Arguments {
 };
 
 template <class F, class T, int V>
-__device__ void add_row(const Arguments<T>& a, std::int64_t at, const Pack<T, V>& dy, const Pack<T, V>& v,
-                        Accumulate<T> (&sums)[V]) {
+__device__ void add_row(const ActivationBackwardArguments<T>& a, std::int64_t at, const Pack<T, V>& dy,
+                        const Pack<T, V>& v, Accumulate<T> (&sums)[V]) {
   using S = Accumulate<T>;
   Pack<T, V> dz;
 #pragma unroll
@@ -84,7 +84,7 @@ __device__ void add_row(const Arguments<T>& a, std::int64_t at, const Pack<T, V>
 }
 
 template <class F, class T, int V>
-__device__ Pack<T, V> load_v(const Arguments<T>& a, std::int64_t at) {
+__device__ Pack<T, V> load_v(const ActivationBackwardArguments<T>& a, std::int64_t at) {
   if constexpr (std::is_same_v<F, None>) {
     return {};
   } else {
@@ -93,7 +93,7 @@ __device__ Pack<T, V> load_v(const Arguments<T>& a, std::int64_t at) {
 }
 
 template <class F, class T, int V>
-__global__ void __launch_bounds__(kThreads) activation_backward_kernel(Arguments<T> a) {
+__global__ void __launch_bounds__(kThreads) activation_backward_kernel(ActivationBackwardArguments<T> a) {
   using S = Accumulate<T>;
   cuda::allow_dependents();
   const int lane = threadIdx.x % kLanes;
@@ -173,14 +173,14 @@ template <class F, class T>
 void launch(const ActivationBackward& args) {
   using S = Accumulate<T>;
   constexpr bool kHasFunction = !std::is_same_v<F, None>;
-  Arguments<T> a{.dy = args.dy.data<T>(),
-                 .v = kHasFunction ? args.v.data<T>() : nullptr,
-                 .dz = kHasFunction ? args.dz.data<T>() : nullptr,
-                 .dbias = args.dbias.data<T>(),
-                 .partial = nullptr,
-                 .rows = args.dy.size(0),
-                 .columns = args.dy.size(1),
-                 .slab = 0};
+  ActivationBackwardArguments<T> a{.dy = args.dy.data<T>(),
+                                   .v = kHasFunction ? args.v.data<T>() : nullptr,
+                                   .dz = kHasFunction ? args.dz.data<T>() : nullptr,
+                                   .dbias = args.dbias.data<T>(),
+                                   .partial = nullptr,
+                                   .rows = args.dy.size(0),
+                                   .columns = args.dy.size(1),
+                                   .slab = 0};
   cuda::with_pack_size<T>(
       a.columns,
       [&]<int V>(std::integral_constant<int, V>) {

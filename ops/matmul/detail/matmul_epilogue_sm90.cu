@@ -10,7 +10,7 @@ namespace mica::kernels {
 
 namespace {
 
-using EpiloguePlan = gemm::Plan<128, 5, 2>;
+using EpiloguePlan = gemm::TilePlan<128, 5, 2>;
 constexpr int kHalves = gemm::kTileRows / gemm::kHalfRows;
 constexpr int kChunks = EpiloguePlan::kColumns / gemm::kChunk;  // per tile
 constexpr int kGroups = gemm::kChunk / 16;                      // groups of 16 columns
@@ -25,7 +25,7 @@ template <class T>
 struct Gradient {
   using Element = T;
   static constexpr int kBuffers = kHalves * kChunks;
-  struct Shared {
+  struct Memory {
     float sums[kWarps][gemm::kChunk];  // column sums
   };
   CUtensorMap slopes;
@@ -61,7 +61,7 @@ struct Gradient {
       }
       if (parts != nullptr) {
         buffers.sync();  // until the previous sums have been read
-        write_totals(tile.shared.sums[buffers.warp()], totals, buffers.lane());
+        write_totals(tile.memory.sums[buffers.warp()], totals, buffers.lane());
       }
       const int column = tile.column + chunk * gemm::kChunk;
       buffers.store([&] {
@@ -73,7 +73,7 @@ struct Gradient {
         }
       });
       if (parts != nullptr && buffers.thread() < gemm::kChunk) {
-        write_part(tile.shared, tile.row / gemm::kTileRows, column + buffers.thread(), buffers.thread());
+        write_part(tile.memory, tile.row / gemm::kTileRows, column + buffers.thread(), buffers.thread());
       }
     }
   }
@@ -104,7 +104,7 @@ struct Gradient {
   }
 
   /// Writes the sum of a column of the tile, which is column number `index` of the chunk.
-  __device__ void write_part(const Shared& shared, int part, int column, int index) const {
+  __device__ void write_part(const Memory& shared, int part, int column, int index) const {
     if (column < columns && part < part_count) {
       float total = 0;
       for (int warp = 0; warp < kWarps; ++warp) {
@@ -142,7 +142,7 @@ template <class T, class F, bool kSlopes>
 struct Forward {
   using Element = T;
   static constexpr int kBuffers = kHalves * kChunks;
-  using Shared = gemm::Nothing;
+  using Memory = gemm::Nothing;
   CUtensorMap second;
   CUtensorMap out;
   const T* bias;  // or null

@@ -178,7 +178,7 @@ void backward_streamed(const NormBackward& args, const NormBackwardPlan& plan, c
 void backward_streamed_sum(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
 /// Stage 1 for rows that are held in registers: computes dx and the partial sums.
-void backward_held(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
+void backward_in_registers(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials);
 
 /// Computes dx of rows of any length.
 void backward_looped(const NormBackward& args);

@@ -59,8 +59,8 @@ std::span<const Line> table_of(const NormBackwardCase& c) {
   return c.size == 2 ? std::span<const Line>(kOf16Bits) : kOfFloat32;
 }
 
-// The number of teams to launch: blocks, or clusters.
-std::int64_t stream_teams(const StreamPlan& p, std::int64_t rows) {
+// The number of clusters to launch: blocks, or clusters.
+std::int64_t clusters_that_stream(const StreamPlan& p, std::int64_t rows) {
   return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, ceil_div(rows, p.groups));
 }
 
@@ -70,9 +70,9 @@ StreamPlan stream_plan(const NormBackwardCase& c, const Line& line) {
   StreamPlan p{.cluster = line.cluster};
   const int pack = 16 / c.size;
   const int elements = kernel.packs * pack;  // of a row, per thread
-  const rows::RowShare share = rows::share_row(c.columns, kernel, pack, p.cluster);
-  p.slab = static_cast<int>(share.slab);
-  p.threads = static_cast<int>(share.threads);
+  const rows::RowSplit split = rows::split_row(c.columns, kernel, pack, p.cluster);
+  p.slab = static_cast<int>(split.slab);
+  p.threads = static_cast<int>(split.threads);
   p.groups = std::max(1, kMostThreads / p.threads);
   const int matrices = c.adds ? 3 : 2;
   p.kept_bytes = weights_in_registers(elements, kernel.lanes) ? 0 : p.threads * elements * c.weight_size;
@@ -90,11 +90,11 @@ StreamPlan stream_plan(const NormBackwardCase& c, const Line& line) {
 // The number of blocks, or clusters, that stream rows. If each of their groups would have only one or two rows, of 513
 // to 2048 columns, about half as many blocks are faster: writing and adding the partial sums takes as long as
 // processing the rows.
-std::int64_t teams_of(const NormBackwardCase& c, const StreamPlan& stream) {
-  constexpr std::int64_t kFew = 64;
-  const std::int64_t teams = stream_teams(stream, c.rows);
+std::int64_t clusters_of(const NormBackwardCase& c, const StreamPlan& stream) {
+  constexpr std::int64_t kFewClusters = 64;
+  const std::int64_t clusters = clusters_that_stream(stream, c.rows);
   const bool few_rows = c.rows <= 2 * kPersistentBlocks * stream.groups;
-  return few_rows && c.columns > 512 && c.columns <= 2048 ? std::min(teams, kFew) : teams;
+  return few_rows && c.columns > 512 && c.columns <= 2048 ? std::min(clusters, kFewClusters) : clusters;
 }
 
 }  // namespace
@@ -110,10 +110,10 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
     if (stream.threads == 0) {
       break;
     }
-    const std::int64_t teams = teams_of(c, stream);
+    const std::int64_t clusters = clusters_of(c, stream);
     return {.kernel = NormBackwardKernel::streamed,
-            .partial_rows = teams,
-            .teams = teams,
+            .partial_rows = clusters,
+            .clusters = clusters,
             .pack = 16 / c.size,
             .shape = line.kernel,
             .stream = stream};
@@ -125,14 +125,14 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
     return {.kernel = NormBackwardKernel::looped};
   }
   const bool packs = c.packs && c.size == 4 && c.columns <= kShortRow;
-  const HeldLayout layout = held_layout(c.columns, c.size, packs, c.centered);
+  const RegisterLayout layout = register_layout(c.columns, c.size, packs, c.centered);
   // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x. With single
   // elements, more loads must be in flight.
   const int blocks = layout.rows() == 1     ? 131072 / layout.block
                      : layout.elements < 16 ? 512
                      : layout.threads == 32 ? 2 * kPersistentBlocks
                                             : 3 * kPersistentBlocks;
-  return {.kernel = NormBackwardKernel::held,
+  return {.kernel = NormBackwardKernel::in_registers,
           .partial_rows = std::min<std::int64_t>(ceil_div(c.rows, layout.rows()), blocks),
           .pack = packs ? 4 : 1};
 }

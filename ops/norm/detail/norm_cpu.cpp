@@ -145,7 +145,7 @@ template <bool with_parameters, bool kCentered, class S>
   const BackwardRow<kCentered, S> row = given;
   double g_total = 0;
   double gx_total = 0;
-  for_pieces(row.n, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(row.n, [&](std::int64_t begin, std::int64_t end) {
     Sum<S> g_sum;
     Sum<S> gx_sum;
     for_packs<S>(begin, end, [&]<class V, int k>(std::int64_t i) {

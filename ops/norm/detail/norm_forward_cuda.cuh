@@ -184,8 +184,8 @@ void on_norm_with_packs(const NormForward& args, const F& f) {
 }
 
 // The launchers. Each launches the kernel that the plan describes.
-void forward_held(const NormForward& args, const NormForwardPlan& plan);
-void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
+void forward_in_registers(const NormForward& args, const NormForwardPlan& plan);
+void forward_sum_in_registers(const NormForward& args, const NormForwardPlan& plan);
 void forward_short(const NormForward& args, const NormForwardPlan& plan);
 void forward_looped(const NormForward& args);
 

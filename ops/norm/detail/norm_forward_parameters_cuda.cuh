@@ -119,15 +119,15 @@ class SharedParameters {
 
   /// All threads of the block call it with the same `memory`, and then synchronize. A thread's first column is `first`.
   __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory)
-      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns)) {
+      : weight_(reinterpret_cast<W*>(memory) + index_of(first)), bias_(weight_ + padded(columns)) {
     W* const shared = reinterpret_cast<W*>(memory);
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
 #pragma unroll 1
     for (int column = thread * kPart; column < columns; column += threads * kPart) {
-      store(shared + place(column), part_of(weight, column, 1));
+      store(shared + index_of(column), part_of(weight, column, 1));
       if constexpr (kBias) {
-        store(shared + padded(columns) + place(column), part_of(bias, column, 0));
+        store(shared + padded(columns) + index_of(column), part_of(bias, column, 0));
       }
     }
   }
@@ -154,7 +154,7 @@ class SharedParameters {
   static __host__ __device__ int padded(int columns) { return (columns + kWarp * V - 1) / (kWarp * V) * (kWarp * V); }
 
   // The index in shared memory of the part that begins at `column`.
-  __device__ static int place(int column) {
+  __device__ static int index_of(int column) {
     const int pack = column / V;
     return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
   }

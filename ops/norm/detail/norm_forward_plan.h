@@ -26,7 +26,7 @@ struct NormShape {
 };
 
 struct NormForwardPlan {
-  enum class Kernel { short_rows, held, looped };
+  enum class Kernel { short_rows, in_registers, looped };
   Kernel kernel = Kernel::looped;
   int pack = 1;  // columns
   rows::RowKernel shape = {rows::Group::block, 32, 0};
@@ -71,9 +71,9 @@ using rows::by_warp;
 using rows::Kernels;
 
 using Short = Kernels<by_lanes(8, 1), by_lanes(8, 2), by_lanes(16, 2), by_warp(2)>;
-using Held = Kernels<by_warp(4), by_block(4), by_cluster(4)>;
-using HeldSums = Kernels<by_lanes(8, 2), by_lanes(16, 2), by_warp(2), by_warp(4), by_block(4)>;
-using HeldUnaligned = Kernels<by_warp(16), by_block(16)>;
+using Registers = Kernels<by_warp(4), by_block(4), by_cluster(4)>;
+using RegisterSums = Kernels<by_lanes(8, 2), by_lanes(16, 2), by_warp(2), by_warp(4), by_block(4)>;
+using RegisterUnaligned = Kernels<by_warp(16), by_block(16)>;
 
 }  // namespace norm_forward_kernels
 

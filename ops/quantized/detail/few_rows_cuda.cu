@@ -28,7 +28,7 @@ constexpr int kWarp = 32;
 constexpr int kHalf = 32;  // columns of half a strip: 4 adjacent columns for each of 8 threads
 constexpr int kHalves = 2;
 constexpr int kStrip = kHalves * kHalf;  // columns of a cluster, and of each of its blocks and warps
-constexpr int kPieces = kStrip / 4;      // pieces of 16 bytes in a row of words
+constexpr int kWordPacks = kStrip / 4;   // pieces of 16 bytes in a row of words
 constexpr int kUnits = 2;                // units (kUnit rows of the weight) per step
 constexpr int kStep = kUnits * kUnit;    // rows of the weight per step of a warp
 constexpr int kTile = 8;                 // rows of x per mma instruction
@@ -42,15 +42,15 @@ constexpr int kMaxSplits = 8;            // the most blocks of a cluster
 template <int kBits>
 constexpr int kWordsEach = kBits == 8 ? 2 : 1;
 
-/// Rearranges an octet so that the lowest bits of its members c and c + 4 are 16 bits apart; `place` is the index of
+/// Rearranges an octet so that the lowest bits of its members c and c + 4 are 16 bits apart; `octet` is the index of
 /// the octet in its unit.
 template <class T, int kBits>
-__device__ std::uint32_t spread(std::uint32_t word, int place) {
+__device__ std::uint32_t spread(std::uint32_t word, int octet) {
   if constexpr (kBits == 2) {
-    const std::uint32_t first = place % 2 * 2;
+    const std::uint32_t first = octet % 2 * 2;
     return bytes_of(word, 0, 0x4040 | first | (first + 1) << 8);
   } else if constexpr (kBits == 1) {
-    return bytes_of(word, 0, 0x4440 | place) *
+    return bytes_of(word, 0, 0x4440 | octet) *
            (0x1001u << (kFraction<T> - 4));  // puts member 3 into the highest bits of the fraction
   } else {
     return word;
@@ -87,7 +87,7 @@ struct Octets {
   std::uint32_t words[kColumnsEach][kWordsEach<kBits>];
 
   /// `address` is that of this thread's first word.
-  __device__ void load(std::uint32_t address, int pitch, int place) {
+  __device__ void load(std::uint32_t address, int pitch, int octet) {
     std::uint32_t rows[kWordsEach<kBits>][kColumnsEach];
 #pragma unroll
     for (int i = 0; i < kWordsEach<kBits>; ++i) {
@@ -97,7 +97,7 @@ struct Octets {
     for (int c = 0; c < kColumnsEach; ++c) {
 #pragma unroll
       for (int i = 0; i < kWordsEach<kBits>; ++i) {
-        words[c][i] = spread<T, kBits>(rows[i][c], place);
+        words[c][i] = spread<T, kBits>(rows[i][c], octet);
       }
     }
   }
@@ -151,19 +151,19 @@ struct Sizes {
 template <class T, int kBits, int kTiles>
 class Copier {
   using S = Stage<kBits, kTiles>;
-  static constexpr int kRowsAtOnce = kWarp / kPieces;  // rows of words that the lanes copy at once
+  static constexpr int kRowsAtOnce = kWarp / kWordPacks;  // rows of words that the lanes copy at once
 
  public:
   __device__ Copier(const Product& a, const T* x, const Sizes& sizes, int strip, int chunk, int warps)
       : sizes_(sizes), full_chunks_(a.rows / kStep) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int piece = lane % kPieces;
-    row_ = lane / kPieces;
-    words_ = a.words + (std::int64_t{chunk} * S::kWordRows + row_) * a.columns + strip + piece * 4;
+    const int pack = lane % kWordPacks;
+    row_ = lane / kWordPacks;
+    words_ = a.words + (std::int64_t{chunk} * S::kWordRows + row_) * a.columns + strip + pack * 4;
     words_pitch_ = a.columns;
     words_step_ = std::int64_t{warps * S::kWordRows} * a.columns;
-    words_to_ = row_ * S::kWordPitch + piece * 16;
-    inside_ = strip + piece * 4 < a.columns;
+    words_to_ = row_ * S::kWordPitch + pack * 16;
+    inside_ = strip + pack * 4 < a.columns;
 
     const bool scales = lane < kWarp / 2;
     const FactorMatrix& factors = scales ? a.grids.scale : a.grids.zero;
@@ -399,8 +399,8 @@ __device__ void merge_and_store(const Product& a, int strip, float* block_sums, 
   const int split = static_cast<int>(blockIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   const auto for_each = [&](int first, int step, const auto& f) {
-    for (int i = first; i < min(a.m, kTiles * kTile) * kPieces; i += step) {
-      f(i / kPieces, i % kPieces * 4);
+    for (int i = first; i < min(a.m, kTiles * kTile) * kWordPacks; i += step) {
+      f(i / kWordPacks, i % kWordPacks * 4);
     }
   };
   const auto store = [&](int row, int column, float4 sum) {

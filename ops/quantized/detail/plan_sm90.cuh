@@ -31,7 +31,7 @@ inline constexpr int kMaxSplits = 16;
 
 // The parameters of a block with kRows rows of x.
 template <int kBits, int kRows>
-struct Plan {
+struct BlockPlan {
   static constexpr int kWordRows = kTile * kBits / 32;  // rows of words per tile
 
   // A stage in shared memory, for one tile.

@@ -240,9 +240,9 @@ class ColumnReduction {
                    }
                  });
     for (std::int64_t block = 0; groups_ > 1 && block < blocks; ++block) {
-      const Place place = place_of(block);
-      merge_partials<kTile>(steps_, y_, partials.data() + block * groups_ * tile_bytes, groups_, tile_bytes,
-                            place.width, place.out, columns_.out);
+      const ColumnTile tile = tile_of(block);
+      merge_partials<kTile>(steps_, y_, partials.data() + block * groups_ * tile_bytes, groups_, tile_bytes, tile.width,
+                            tile.out, columns_.out);
     }
   }
 
@@ -251,10 +251,10 @@ class ColumnReduction {
   static constexpr std::int64_t kLeafRows = 32;
   static constexpr std::int64_t kMaxGroups = 64;
 
-  struct Place {
+  struct ColumnTile {
     std::int64_t in, out, width;
   };
-  Place place_of(std::int64_t block) const {
+  ColumnTile tile_of(std::int64_t block) const {
     const ReduceOffsets at(plan_.kept, block / tiles_, 1);
     const std::int64_t first = block % tiles_ * kTile;
     return {at.in + first, at.out + first * columns_.out, std::min(kTile, columns_.size - first)};
@@ -263,39 +263,40 @@ class ColumnReduction {
   // Reduces group number i of all tiles, into `partial` or, if that is null, the output.
   void reduce_group(std::int64_t i, Levels<kTile>& levels, std::byte* partial) const {
     alignas(64) std::byte shifts[kTile * kShiftBytes];
-    const Place place = place_of(i / groups_);
-    steps_.load_shifts(place.out, columns_.out, place.width, shifts);
-    auto cascade = levels.cascade(steps_, place.width);
+    const ColumnTile tile = tile_of(i / groups_);
+    steps_.load_shifts(tile.out, columns_.out, tile.width, shifts);
+    auto cascade = levels.cascade(steps_, tile.width);
     std::byte* const result = cascade.next();
     const std::int64_t first = i % groups_ * group_;
     const std::int64_t last = std::min(rows_, first + group_);
     for (std::int64_t row = first; row < last; row += kLeafRows) {
-      reduce_leaf_of(place, row, std::min(last, row + kLeafRows), shifts, cascade.next());
+      reduce_leaf_of(tile, row, std::min(last, row + kLeafRows), shifts, cascade.next());
       cascade.push();
     }
     if (cascade.empty()) {
-      steps_.identity(result, place.width);
+      steps_.identity(result, tile.width);
     }
     cascade.finish();
     if (partial == nullptr) {
-      y_.write(steps_, result, place.width, place.out, columns_.out);
+      y_.write(steps_, result, tile.width, tile.out, columns_.out);
     } else {
-      std::copy_n(result, place.width * steps_.acc_bytes, partial);
+      std::copy_n(result, tile.width * steps_.acc_bytes, partial);
     }
   }
 
-  // Reduces rows [begin, end) of the columns at `place` into *acc.
-  void reduce_leaf_of(const Place& place, std::int64_t begin, std::int64_t end, const void* shifts, void* acc) const {
+  // Reduces rows [begin, end) of the columns at `tile` into *acc.
+  void reduce_leaf_of(const ColumnTile& tile, std::int64_t begin, std::int64_t end, const void* shifts,
+                      void* acc) const {
     alignas(64) std::byte buffers[4][kTile * sizeof(std::int64_t)];
-    steps_.identity(acc, place.width);
+    steps_.identity(acc, tile.width);
     for (std::int64_t row = begin; row < end;) {
       const int count = row + 4 <= end ? 4 : 1;
       std::array<const void*, 4> values{};
       for (int i = 0; i < count; ++i) {
-        Patch patch{place.width, 1, 1, 0};
-        values[i] = x_.values(place.in + ReduceOffsets(plan_.reduced, row + i).in, patch, buffers[i]);
+        Patch patch{tile.width, 1, 1, 0};
+        values[i] = x_.values(tile.in + ReduceOffsets(plan_.reduced, row + i).in, patch, buffers[i]);
       }
-      steps_.columns(values.data(), count, place.width, row, shifts, acc);
+      steps_.columns(values.data(), count, tile.width, row, shifts, acc);
       row += count;
     }
   }

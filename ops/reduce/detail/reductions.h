@@ -204,7 +204,7 @@ struct ExtremeGradient {
 
 /// The whole gradient goes to the element at `index`.
 template <class V>
-struct PlaceGradient {
+struct ScatterGradient {
   MICA_HOST_DEVICE V operator()(std::int64_t position, std::int64_t index, V dy) const {
     return position == index ? dy : V{0};
   }

@@ -43,11 +43,11 @@ template <class Direction, Group kGroup, int kLanes>
 __global__ void __launch_bounds__(rows::kMostGroupThreads, sizeof(typename Direction::T) == 8 ? 1 : 2)
     softmax_looped(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction) {
   using Threads = rows::RowGroup<typename Direction::Found, kGroup, kLanes>;
-  __shared__ typename Threads::Shared shared;
+  __shared__ typename Threads::Exchange exchange;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const std::int64_t first = row * columns + threadIdx.x;
   const std::int64_t end = row < rows ? row * columns + direction.seen(row, columns) : 0;  // others help with shuffles
-  const auto found = Threads(shared).all_reduce(reduced_elements(direction, m, first, end, blockDim.x));
+  const auto found = Threads(exchange).all_reduce(reduced_elements(direction, m, first, end, blockDim.x));
   write_elements(direction, m, first, end, blockDim.x, found);
   if (Direction::kMasked && row < rows) {
     for (std::int64_t i = end + threadIdx.x; i < (row + 1) * columns; i += blockDim.x) {

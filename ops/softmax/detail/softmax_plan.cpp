@@ -15,7 +15,7 @@ constexpr std::int64_t kUnusable = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kSlabUnit = 64;  // columns
 
 // In forward, longer aligned rows are streamed. Shorter ones are faster with one row per cluster.
-constexpr std::int64_t kMostHeldColumns = 32768;
+constexpr std::int64_t kMostColumnsInRegisters = 32768;
 // 16-bit rows that are longer stay packed, two elements in a register.
 constexpr std::int64_t kMostUnpackedColumns = 8192;
 // The longest rows of a block. In backward of 4-byte elements, clusters can share shorter rows, too: their blocks are
@@ -53,7 +53,7 @@ std::int64_t cost_of(const SoftmaxProblem& problem, const SoftmaxLayout& layout,
   // 16-bit rows are streamed only by the largest blocks: otherwise one row per cluster is faster. Rows of 32 bits get
   // clusters of 8 blocks if these are enough.
   const bool streams =
-      problem.columns > kMostHeldColumns && (narrow ? plan.threads == kMostGroupThreads : plan.cluster >= 8);
+      problem.columns > kMostColumnsInRegisters && (narrow ? plan.threads == kMostGroupThreads : plan.cluster >= 8);
   return layout.streamed && !streams ? kUnusable : 1'000'000 + plan.layout * 100 + plan.cluster;
 }
 

@@ -13,7 +13,7 @@ template <class T>
 struct LeakyRelu {
   using Element = T;
   static constexpr int kBuffers = 2;
-  using Shared = gemm::Nothing;
+  using Memory = gemm::Nothing;
   CUtensorMap y;
   int columns;
   float slope;
@@ -36,9 +36,9 @@ void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const auto cost = [&]<class P>(P, double tile) {
     return tile * gemm::parts_of(gemm::sizes_of<P>(rows, columns, 1).order.size(), blocks / P::kCluster);
   };
-  using Wide = gemm::Plan<256, 4, 2>;
-  using Middle = gemm::Plan<128, 6, 1>;
-  using Narrow = gemm::Plan<64, 8, 1>;
+  using Wide = gemm::TilePlan<256, 4, 2>;
+  using Middle = gemm::TilePlan<128, 6, 1>;
+  using Narrow = gemm::TilePlan<64, 8, 1>;
   const double wide = cost(Wide{}, 1), middle = cost(Middle{}, 0.52), narrow = cost(Narrow{}, 0.42);
   if (wide <= std::min(middle, narrow)) {
     f.template operator()<Wide>();

@@ -28,7 +28,7 @@ namespace {
 /// The template arguments of a kernel, and constants that follow from them. A thread has P packs of V columns. The
 /// packs of kLanes neighboring lanes are adjacent.
 template <class N_, class T_, class W_, int V_, RowKernel kShape, Schedule kSchedule>
-struct HeldShape {
+struct RegisterShape {
   using N = N_;
   using T = T_;
   using W = W_;
@@ -131,7 +131,7 @@ struct Rows {
 /// differences of elements from the shift. 16-bit elements stay packed in registers, so that more threads fit on a
 /// multiprocessor.
 template <class H>
-class HeldRow {
+class RegisterRow {
   using N = typename H::N;
   using T = typename H::T;
   using S = typename H::S;
@@ -280,7 +280,7 @@ class HeldRow {
 
 /// Returns the row's moments in all threads of the group.
 template <class H, class S = typename H::S>
-__device__ MeanAndSquares<S> find_moments(const HeldRow<H>& row, const Columns<H>& columns,
+__device__ MeanAndSquares<S> find_moments(const RegisterRow<H>& row, const Columns<H>& columns,
                                           const Forward<typename H::T, typename H::W>& a,
                                           typename H::Threads& threads) {
   constexpr bool kCentered = H::N::kCentered;
@@ -361,7 +361,7 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
 
 /// Writes y of a thread's packs. kBoth: weight and bias are known to be present.
 template <bool kBoth, class H, class S>
-__device__ void write_packs(const HeldRow<H>& row, const Columns<H>& columns, S mean, S rstd,
+__device__ void write_packs(const RegisterRow<H>& row, const Columns<H>& columns, S mean, S rstd,
                             const typename H::Parameters& parameters, typename H::T* y) {
   constexpr int kPart = H::Parameters::kPart;
   const S offset = -mean * rstd;
@@ -394,13 +394,14 @@ __device__ void write_packs(const HeldRow<H>& row, const Columns<H>& columns, S 
 /// Computes a row of `rows` (x, or the sums) that its group holds in registers. kBoth: weight and bias are known to be
 /// present. Lanes without a row help with shuffles.
 template <bool kBoth, class H, class T, class W, class S = typename H::S>
-__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, HeldRow<H>& held,
-                              const Columns<H>& columns, const typename H::Parameters& parameters,
-                              typename H::Threads& threads, typename Rows<H>::Index row) {
+__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p,
+                              RegisterRow<H>& in_registers, const Columns<H>& columns,
+                              const typename H::Parameters& parameters, typename H::Threads& threads,
+                              typename Rows<H>::Index row) {
   constexpr bool kCentered = H::N::kCentered;
-  const S shift = held.find_shift(columns);
-  const MeanAndSquares<S> m = find_moments(held, columns, a, threads);
-  held.forget();
+  const S shift = in_registers.find_shift(columns);
+  const MeanAndSquares<S> m = find_moments(in_registers, columns, a, threads);
+  in_registers.forget();
   const bool overflow = kCentered && !isfinite(m.squares);
   if (kCentered && __any_sync(kAllLanes, overflow)) {
     normalize_shrunk_row<H>(a, rows, p, row, overflow);
@@ -415,9 +416,9 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
     }
     T* const y = opaque(a.y + (row * a.columns + columns.first));
     if (kBoth || parameters.both()) {
-      write_packs<true>(held, columns, m.mean, rstd, parameters, y);
+      write_packs<true>(in_registers, columns, m.mean, rstd, parameters, y);
     } else {
-      write_packs<false>(held, columns, m.mean, rstd, parameters, y);
+      write_packs<false>(in_registers, columns, m.mean, rstd, parameters, y);
     }
   }
 }
@@ -445,7 +446,7 @@ __device__ void normalize_rows(const Forward<T, W>& a, const NormForwardPlan& p,
   const auto columns = [&] {
     return Columns<H>(p, static_cast<int>(a.columns), opaque(static_cast<int>(threadIdx.x)));
   };
-  HeldRow<H> next;
+  RegisterRow<H> next;
   const auto load = [&](typename Rows<H>::Index row) {
     next.load_from(a.x + row * a.columns, columns(), a.policy, row < a.rows);
   };
@@ -454,21 +455,21 @@ __device__ void normalize_rows(const Forward<T, W>& a, const NormForwardPlan& p,
   __syncthreads();
 #pragma unroll 1
   for (auto row = rows.first; row < a.rows; row += rows.step) {
-    HeldRow<H> held = next;
+    RegisterRow<H> in_registers = next;
     load(row + rows.step);
-    normalize_row<true>(a, a.x, p, held, columns(), parameters, threads, row);
+    normalize_row<true>(a, a.x, p, in_registers, columns(), parameters, threads, row);
   }
 }
 
 /// Computes one row per group or, if blocks are persistent, one row after another.
 template <class H, class N = typename H::N, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
-    norm_forward_held_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
-  __shared__ typename H::Threads::Shared shared;
+    norm_forward_registers_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
+  __shared__ typename H::Threads::Exchange exchange;
   extern __shared__ __align__(16) unsigned char memory[];
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
-  typename H::Threads threads(shared, p.blocks);
+  typename H::Threads threads(exchange, p.blocks);
   const Rows<H> rows(p, static_cast<int>(blockIdx.x));
   if constexpr (H::kPersistent) {
     normalize_rows<H>(a, p, rows, memory, threads);
@@ -479,15 +480,15 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     }
     const Columns<H> columns(p, H::kLanes == kWarp || present ? static_cast<int>(a.columns) : 0, threadIdx.x);
     const std::int64_t begin = present ? rows.first * a.columns : 0;
-    HeldRow<H> held;
-    held.load_from(a.x + begin, columns, a.policy, true);
+    RegisterRow<H> in_registers;
+    in_registers.load_from(a.x + begin, columns, a.policy, true);
     const typename H::Parameters parameters = parameters_of(a, columns, memory);
     const T* source = a.x;
     if constexpr (H::kAdds) {
-      held.add(addends, begin, columns, a.policy);
+      in_registers.add(addends, begin, columns, a.policy);
       source = addends.sum;
     }
-    normalize_row<false>(a, source, p, held, columns, parameters, threads, rows.first);
+    normalize_row<false>(a, source, p, in_registers, columns, parameters, threads, rows.first);
   }
 }
 
@@ -514,7 +515,7 @@ unsigned persistent_grid(Kernel kernel, const NormForwardPlan& p, const cuda::La
 
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
-  const auto kernel = norm_forward_held_kernel<H>;
+  const auto kernel = norm_forward_registers_kernel<H>;
   int shared_bytes = 0;
   if constexpr (H::kPersistent) {
     shared_bytes = H::Parameters::bytes(H::kGroup == Group::cluster ? p.slab : static_cast<int>(a.columns));
@@ -527,22 +528,22 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   if constexpr (H::kPersistent) {
     blocks = persistent_grid<H>(kernel, p, launch, a.rows * a.columns * static_cast<int>(sizeof(T)), blocks);
   }
-  constexpr const char* kName = H::kGroup == Group::cluster ? "norm_forward_held_kernel<cluster>"
-                                : H::kPersistent            ? "norm_forward_held_kernel<persistent>"
-                                : H::kSingleWave            ? "norm_forward_held_kernel<single_wave>"
-                                : H::kGroup == Group::block ? "norm_forward_held_kernel<block>"
-                                                            : "norm_forward_held_kernel<warp>";
+  constexpr const char* kName = H::kGroup == Group::cluster ? "norm_forward_registers_kernel<cluster>"
+                                : H::kPersistent            ? "norm_forward_registers_kernel<persistent>"
+                                : H::kSingleWave            ? "norm_forward_registers_kernel<single_wave>"
+                                : H::kGroup == Group::block ? "norm_forward_registers_kernel<block>"
+                                                            : "norm_forward_registers_kernel<warp>";
   launch.grid(blocks * p.blocks).dependent().run(kernel, kName, a, addends, p);
 }
 
 /// Launches the kernel that the plan has chosen.
 template <int V, class N, class T, class W>
-void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
-  using Aligned = std::conditional_t<N::kAdds, norm_forward_kernels::HeldSums, norm_forward_kernels::Held>;
-  using Kernels = std::conditional_t<V == 1, norm_forward_kernels::HeldUnaligned, Aligned>;
+void launch_in_registers(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
+  using Aligned = std::conditional_t<N::kAdds, norm_forward_kernels::RegisterSums, norm_forward_kernels::Registers>;
+  using Kernels = std::conditional_t<V == 1, norm_forward_kernels::RegisterUnaligned, Aligned>;
   const bool found = Kernels::call(p.shape, [&]<RowKernel kShape>() {
     const auto with = [&]<Schedule kSchedule>() {
-      using H = HeldShape<N, T, W, V, kShape, kSchedule>;
+      using H = RegisterShape<N, T, W, V, kShape, kSchedule>;
       if constexpr (has_schedule(H::kShares, kShape, kSchedule)) {
         launch<H>(a, addends, p);
       }

@@ -13,7 +13,7 @@ namespace mica::kernels::norm_cuda {
 /// A block of kBlock threads processes kRows rows at once. kThreads threads share a row, and each holds kElements of
 /// its elements in registers.
 template <int kThreads_, int kBlock_, int kElements_>
-struct Layout {
+struct BlockLayout {
   static constexpr int kThreads = kThreads_;
   static constexpr int kBlock = kBlock_;
   static constexpr int kElements = kElements_;
@@ -40,7 +40,7 @@ __device__ void for_columns(std::int64_t columns, F f) {
 
 /// Loads the thread's packs of a row; those past its end are zeros.
 template <class L, int V, class T>
-__device__ void load_share(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
+__device__ void load_packs_of(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
   for_columns<L, V>(columns, [&](int i, int column, bool inside) {
     if (inside) {
       packs[i] = load<V>(row + column);

@@ -18,19 +18,19 @@ namespace mica::kernels::norm_cuda {
 /// only four lanes read numbers, and these same lanes arrive at barriers. So each lane's arrival follows its own reads.
 /// If one lane arrived for all, after __syncwarp(), race checkers would report a hazard.
 template <Group kGroup>
-class Meeting {
+class SumExchange {
  public:
-  __device__ Meeting(const StreamPlan& p, int rank, unsigned char* memory)
+  __device__ SumExchange(const StreamPlan& p, int rank, unsigned char* memory)
       : blocks_(p.cluster),
         warps_(p.warps()),
         rank_(rank),
-        places_(reinterpret_cast<MeetingPlaces*>(memory) + threadIdx.y * kLevels) {
+        numbers_(reinterpret_cast<ExchangeNumbers*>(memory) + threadIdx.y * kLevels) {
     if (kGroup != Group::warp && threadIdx.x == 0) {
 #pragma unroll
-      for (int i = 0; i < kMeetings; ++i) {
-        cuda::init_barrier(places_[0].barriers + i, 2 * kReaders * warps_);
+      for (int i = 0; i < kExchanges; ++i) {
+        cuda::init_barrier(numbers_[0].barriers + i, 2 * kReaders * warps_);
         if (kGroup == Group::cluster) {
-          cuda::init_barrier(places_[1].barriers + i, 1);
+          cuda::init_barrier(numbers_[1].barriers + i, 1);
         }
       }
       if (kGroup == Group::cluster) {
@@ -45,10 +45,10 @@ class Meeting {
   __device__ void open() {
     if (kGroup != Group::warp && threadIdx.x < kWarp) {
       // Absent members then add 0.
-      static_assert(sizeof(MeetingPlaces::numbers) == kWarp * sizeof(float4));
+      static_assert(sizeof(ExchangeNumbers::numbers) == kWarp * sizeof(float4));
 #pragma unroll
       for (int level = 0; level < kLevels; ++level) {
-        reinterpret_cast<float4*>(places_[level].numbers)[threadIdx.x] = float4{};
+        reinterpret_cast<float4*>(numbers_[level].numbers)[threadIdx.x] = float4{};
       }
     }
     __syncthreads();
@@ -62,25 +62,25 @@ class Meeting {
   __device__ void leave(float mine) {
     const int lane = threadIdx.x % kWarp;
     const int warp = threadIdx.x / kWarp;
-    const int slot = left_ % kMeetings;
+    const int index = left_ % kExchanges;
     const int half = lane / (kWarp / 2);
     if (lane % (kWarp / 2) == 0) {
-      places_[0].numbers[slot][half][place_of(warp)] = mine;
+      numbers_[0].numbers[index][half][index_of_member(warp)] = mine;
     }
     if (lane % (kWarp / 2) < kReaders) {
-      cuda::arrive(places_[0].barriers + slot);
+      cuda::arrive(numbers_[0].barriers + index);
     }
     if constexpr (kGroup == Group::cluster) {
       if (left_ % warps_ == warp) {  // the warps take turns
-        cuda::wait(places_[0].barriers + slot, left_ / kMeetings % 2);
-        const float block = __shfl_sync(kAllLanes, add_up(places_[0], slot), 0, kWarp / 2);
-        MeetingPlaces& in_cluster = places_[1];
-        std::uint64_t* const barrier = in_cluster.barriers + slot;
+        cuda::wait(numbers_[0].barriers + index, left_ / kExchanges % 2);
+        const float block = __shfl_sync(kAllLanes, add_up(numbers_[0], index), 0, kWarp / 2);
+        ExchangeNumbers& in_cluster = numbers_[1];
+        std::uint64_t* const barrier = in_cluster.barriers + index;
         if (lane == 0) {
           cuda::arrive_expecting(barrier, 2 * blocks_ * static_cast<int>(sizeof(float)));
         }
         if (lane % (kWarp / 2) < blocks_) {
-          cuda::send(&in_cluster.numbers[slot][half][place_of(rank_)], lane % (kWarp / 2), block, barrier);
+          cuda::send(&in_cluster.numbers[index][half][index_of_member(rank_)], lane % (kWarp / 2), block, barrier);
         }
       }
     }
@@ -90,17 +90,17 @@ class Meeting {
   /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the first sum in
   /// lane 0 and the second one in lane 16; other lanes' results mean nothing.
   __device__ float take() {
-    const int slot = taken_ % kMeetings;
-    const int parity = taken_ / kMeetings % 2;
-    MeetingPlaces& last = places_[kLevels - 1];
-    cuda::wait(last.barriers + slot, parity);
+    const int index = taken_ % kExchanges;
+    const int parity = taken_ / kExchanges % 2;
+    ExchangeNumbers& last = numbers_[kLevels - 1];
+    cuda::wait(last.barriers + index, parity);
     if (kGroup == Group::cluster) {
       // This phase was completed earlier. Waiting for it nevertheless orders this warp after the reads of the other
       // warps, which race checkers recognize, too.
-      cuda::wait(places_[0].barriers + slot, parity);
+      cuda::wait(numbers_[0].barriers + index, parity);
     }
     ++taken_;
-    return add_up(last, slot);
+    return add_up(last, index);
   }
 
   /// Call it before the kernel ends: blocks must not send numbers to a block that has exited.
@@ -116,14 +116,14 @@ class Meeting {
   static constexpr int kReaders = 4;  // lanes that read the first numbers, and as many that read the second ones
 
   // Where a member's number is. Each reader gets four of them by one load.
-  __device__ static int place_of(int member) { return member % kReaders * 4 + member / kReaders; }
+  __device__ static int index_of_member(int member) { return member % kReaders * 4 + member / kReaders; }
 
   // Adds up the first numbers of all members in the first readers, and their second numbers in the other ones.
-  __device__ static float add_up(const MeetingPlaces& places, int slot) {
+  __device__ static float add_up(const ExchangeNumbers& all, int index) {
     const int lane = threadIdx.x % kWarp;
     float4 own = {};
     if (lane % (kWarp / 2) < kReaders) {
-      own = reinterpret_cast<const float4*>(places.numbers[slot][lane / (kWarp / 2)])[lane % kReaders];
+      own = reinterpret_cast<const float4*>(all.numbers[index][lane / (kWarp / 2)])[lane % kReaders];
     }
     return sum_lanes<kReaders>((own.x + own.z) + (own.y + own.w));  // in the order of sum_lanes<16>()
   }
@@ -133,7 +133,7 @@ class Meeting {
   int rank_;
   unsigned left_ = 0;
   unsigned taken_ = 0;
-  MeetingPlaces* places_;  // of the block's warps, followed by those of the cluster's blocks
+  ExchangeNumbers* numbers_;  // of the block's warps, followed by those of the cluster's blocks
 };
 
 }  // namespace mica::kernels::norm_cuda

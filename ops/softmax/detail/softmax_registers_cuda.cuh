@@ -17,7 +17,7 @@ namespace mica::kernels::softmax_rows {
 
 /// An entry of kSoftmaxLayouts, for elements of T.
 template <class T, int kIndex>
-struct Layout {
+struct LayoutEntry {
   static constexpr SoftmaxLayout kEntry = kSoftmaxLayouts[kIndex];
   static constexpr Group kGroup = kEntry.group;
   static constexpr int V = 16 / sizeof(T);
@@ -35,14 +35,14 @@ struct Layout {
 
 /// The row that a block or a group of its threads works on, and the columns of it that they have.
 template <Group kGroup>
-struct Place {
+struct RowSlab {
   std::int64_t row;
   std::int64_t begin;  // the first column
   int columns;         // how many; 0: the thread has no row
   int seen;            // how many of them are not masked
 
   template <class Rule>
-  __device__ Place(const SoftmaxPlan& plan, std::int64_t rows, std::int64_t row_columns, const Rule& rule) {
+  __device__ RowSlab(const SoftmaxPlan& plan, std::int64_t rows, std::int64_t row_columns, const Rule& rule) {
     if constexpr (kGroup == Group::cluster) {
       row = blockIdx.x / plan.cluster;
       begin = std::int64_t{cuda::cluster_rank()} * plan.slab;
@@ -63,7 +63,7 @@ struct Place {
 /// A thread's packs of a row of each input. In forward, unless they are packed, the powers exp(x − largest) of softmax
 /// replace the elements.
 template <class Direction, class L>
-class HeldRow {
+class RegisterRow {
   using T = typename Direction::T;
   using S = Accumulate<T>;
   using Found = typename Direction::Found;
@@ -185,17 +185,17 @@ class HeldRow {
 };
 
 template <class Direction, class L>
-__global__ void __launch_bounds__(L::kEntry.threads, L::least_blocks(HeldRow<Direction, L>::kWords))
-    softmax_held(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
-                 SoftmaxPlan plan) {
+__global__ void __launch_bounds__(L::kEntry.threads, L::least_blocks(RegisterRow<Direction, L>::kWords))
+    softmax_registers(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
+                      SoftmaxPlan plan) {
   using Found = typename Direction::Found;
   using Threads = rows::RowGroup<Found, L::kGroup>;
-  __shared__ typename Threads::Shared shared;
+  __shared__ typename Threads::Exchange exchange;
 
-  Threads threads(shared, plan.cluster);
-  const Place<L::kGroup> at(plan, rows, columns, direction);
+  Threads threads(exchange, plan.cluster);
+  const RowSlab<L::kGroup> at(plan, rows, columns, direction);
   const std::int64_t first = at.row * columns + at.begin;
-  HeldRow<Direction, L> row;
+  RegisterRow<Direction, L> row;
   row.load(m, first, at.seen, m.kInputs * rows * columns);
 
   const Found in_warp = row.reduced(direction, at.seen);
