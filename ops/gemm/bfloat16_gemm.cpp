@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <mica/core/detail/ceil_div.h>
 #include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/gemm/bfloat16_gemm.h>
@@ -27,8 +28,6 @@ struct alignas(64) PackedTile {
 };
 /// A thread's scratch memory, reused between products.
 using Scratch = std::vector<PackedTile>;
-
-std::int64_t ceil_div(std::int64_t n, std::int64_t d) { return (n + d - 1) / d; }
 
 /// One operand, in tiles.
 struct Operand {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <mica/core/detail/ceil_div.h>
 #include <mica/core/dtype.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/gemm/bfloat16_gemm.h>
@@ -44,9 +45,6 @@ inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 18;
 // Minimum work per thread, in elements to pack and in multiplications.
 inline constexpr std::int64_t kPackGrain = 16384;
 inline constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 18;
-
-/// How many tiles of length `tile` cover `length`.
-constexpr std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
 
 template <class S>
 using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
@@ -226,8 +224,8 @@ struct Tiles {
   std::int64_t leading;
 
   void run() const {
-    const std::int64_t row_tiles = tiles(rows, Size::kRows);
-    const std::int64_t column_tiles = tiles(columns, Size::kColumns);
+    const std::int64_t row_tiles = ceil_div(rows, Size::kRows);
+    const std::int64_t column_tiles = ceil_div(columns, Size::kColumns);
     const std::int64_t tile_bytes = Size::kRows * depth * static_cast<std::int64_t>(sizeof(S));
     const std::int64_t block = std::clamp<std::int64_t>(kBlockBytes / tile_bytes, 1, row_tiles);
     const std::int64_t grain = kMultiplyGrain / (Size::kRows * Size::kColumns * depth) + 1;
@@ -326,7 +324,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, M
         rows_to_read = a_part;
       }
       if (!direct) {
-        const std::int64_t count = tiles(rows, Size::kRows);
+        const std::int64_t count = ceil_div(rows, Size::kRows);
         S* const packed = grown(scratch.a, count * a_tile);
         parallel_for(count, kPackGrain / a_tile + 1, [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t t = begin; t < end; ++t) {
@@ -339,7 +337,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, M
       }
       for (std::int64_t j = 0; j < n; j += most_columns) {
         const std::int64_t columns = std::min(most_columns, n - j);
-        const std::int64_t count = tiles(columns, Size::kColumns);
+        const std::int64_t count = ceil_div(columns, Size::kColumns);
         S* const packed = grown(scratch.b, count * b_tile);
         const T* const b_part = b.data + k * b.row + j * b.column;
         parallel_for(count, kPackGrain / b_tile + 1, [&](std::int64_t begin, std::int64_t end) {

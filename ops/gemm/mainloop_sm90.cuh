@@ -17,6 +17,7 @@
 #include <mica/core/cuda/ring.cuh>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/core/cuda/wgmma.cuh>
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/gemm/operand_layout.h>
 #include <mica/ops/gemm/tile_order.cuh>
 
@@ -72,10 +73,10 @@ struct Sizes {
 
 template <class P>
 Sizes sizes_of(std::int64_t m, std::int64_t n, std::int64_t k) {
-  return {.order = {.rows = parts_of(m, P::kClusterRows * kTileRows),
-                    .columns = parts_of(n, P::kClusterColumns * P::kColumns),
+  return {.order = {.rows = static_cast<int>(ceil_div(m, P::kClusterRows * kTileRows)),
+                    .columns = static_cast<int>(ceil_div(n, P::kClusterColumns * P::kColumns)),
                     .group = kGroupRows / (P::kClusterRows * kTileRows)},
-          .slices = parts_of(k, kDepth)};
+          .slices = static_cast<int>(ceil_div(k, kDepth))};
 }
 
 /// Whether the copy engine can read or write x.

@@ -49,9 +49,18 @@ struct TileBuffers {
     return taken;
   }
 
-  /// Starts to load a chunk of a matrix.
-  __device__ void load(int buffer, const CUtensorMap* map, int column, int row, std::uint64_t* loaded) const {
-    cuda::load_tile(memory[buffer], map, column, row, loaded);
+  /// Starts to load a tile of a matrix into all buffers: chunk after chunk, kHalves times 64 rows of each.
+  template <int kHalves, class Tile>
+  __device__ void load(const CUtensorMap* map, const Tile& tile) const {
+    if (thread() == 0) {
+      cuda::wait_stores_read<0>();  // until the previous tile's output has been read from the buffers
+      cuda::arrive_expecting(tile.loaded, kCount * kChunkBytes);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        cuda::load_tile(memory[i], map, tile.column + i / kHalves * kChunk, tile.row + i % kHalves * kHalfRows,
+                        tile.loaded);
+      }
+    }
   }
 
   /// Reads the lane's pairs of the i-th 16 columns.

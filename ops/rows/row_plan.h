@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include <mica/core/detail/ceil_div.h>
+
 namespace mica::kernels::rows {
 
 /// The threads that share a row: some lanes of a warp, a warp, a thread block, or a cluster of blocks.
@@ -56,8 +58,6 @@ struct Kernels {
     return ((kernel == kKernels && (f.template operator()<kKernels>(), true)) || ...);
   }
 };
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Whether several warps share a row.
 constexpr bool has_warps(Group group) { return group == Group::block || group == Group::cluster; }

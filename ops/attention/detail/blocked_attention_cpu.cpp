@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include <mica/core/detail/ceil_div.h>
 #include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/attention/detail/attention_dropout_cpu.h>
@@ -75,7 +76,7 @@ void drop(S* values, const std::uint8_t* kept, std::int64_t n, S scale) {
 
 template <class S>
 const S* zeros(std::int64_t n, Workspace<S>& space) {
-  space.zeros.assign(gemm::tiles(n, gemm::Tile<S>::kColumns) * gemm::Tile<S>::kColumns, S{0});
+  space.zeros.assign(ceil_div(n, gemm::Tile<S>::kColumns) * gemm::Tile<S>::kColumns, S{0});
   return space.zeros.data();
 }
 

@@ -1,3 +1,4 @@
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/decode/detail/decode_kernels.h>
 #include <mica/ops/decode/detail/silu.cuh>
 #include <mica/ops/gemm/kernel_sm90.cuh>
@@ -179,14 +180,7 @@ struct Residual {
   /// Starts to load the residual into the buffers of y's tile.
   template <class Tile>
   __device__ Nothing begin(Buffers& buffers, const Tile& tile) const {
-    if (buffers.thread() == 0) {
-      cuda::wait_stores_read<0>();  // until the previous tile has been read
-      cuda::arrive_expecting(tile.loaded, kBuffers * gemm::kChunkBytes);
-#pragma unroll
-      for (int chunk = 0; chunk < kBuffers; ++chunk) {
-        buffers.load(chunk, &residual, tile.column + chunk * kChunk, tile.row, tile.loaded);
-      }
-    }
+    buffers.template load<1>(&residual, tile);
     return {};
   }
 
@@ -349,9 +343,7 @@ void launch(const DecodeLinearArgs& args, const Epilogue& epilogue) {
 template <class F>
 void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const auto time = [&](int tile) {
-    return gemm::parts_of(std::int64_t{gemm::parts_of(rows, gemm::kTileRows)} * gemm::parts_of(columns, tile),
-                          cuda::multiprocessor_count()) *
-           tile;
+    return ceil_div(ceil_div(rows, gemm::kTileRows) * ceil_div(columns, tile), cuda::multiprocessor_count()) * tile;
   };
   const int least = std::min({time(128), time(192), time(256)});
   if (time(256) == least) {

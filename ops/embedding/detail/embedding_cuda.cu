@@ -19,6 +19,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/stream.h>
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/embedding/detail/embedding_kernels.h>
 
 namespace mica::kernels {
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(kColumnThreads* kRunLines) embedding_runs_kern
   }
 }
 
-unsigned parts(std::int64_t length, std::int64_t part) { return static_cast<unsigned>((length + part - 1) / part); }
+unsigned blocks_of(std::int64_t n, std::int64_t d) { return static_cast<unsigned>(ceil_div(n, d)); }
 
 }  // namespace
 
@@ -289,7 +290,7 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   const Tensor buffers = empty({4, n}, int32, device);
   auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
   std::uint32_t* const positions = keys + 2LL * n;
-  const unsigned segments = parts(n, kSegment);
+  const unsigned segments = blocks_of(n, kSegment);
   const Tensor runs = empty({1 + static_cast<std::int64_t>(segments)}, int32, device);
   std::int32_t* const run_count = runs.data<std::int32_t>();
   embedding_keys_kernel<<<blocks_for(n), kThreads, 0, stream>>>(args.indices.data<std::int64_t>(), n, rows, keys,
@@ -326,13 +327,13 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
           const unsigned across = static_cast<unsigned>(
               std::min<std::uint64_t>(kColumnThreads, std::bit_ceil(static_cast<std::uint64_t>(width / V))));
           const dim3 block(across, kColumnThreads / across);
-          const dim3 grid(parts(segments, block.y), parts(width, across * V));
+          const dim3 grid(blocks_of(segments, block.y), blocks_of(width, across * V));
           embedding_segments_kernel<T, V><<<grid, block, 0, stream>>>(gradient);
           cuda::check_launch("embedding_segments_kernel");
         },
         gradient.dy, gradient.dweight);
     if (segments > 1) {
-      const dim3 grid(std::min<unsigned>(segments - 1, kRunBlocks), parts(width, kColumnThreads));
+      const dim3 grid(std::min<unsigned>(segments - 1, kRunBlocks), blocks_of(width, kColumnThreads));
       embedding_runs_kernel<T><<<grid, kColumnThreads * kRunLines, 0, stream>>>(gradient);
       cuda::check_launch("embedding_runs_kernel");
     }

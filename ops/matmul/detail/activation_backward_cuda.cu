@@ -3,6 +3,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ptx.cuh>
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/elementwise/detail/functions.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
@@ -184,10 +185,9 @@ void launch(const ActivationBackward& args) {
   cuda::with_pack_size<T>(
       a.columns,
       [&]<int V>(std::integral_constant<int, V>) {
-        const auto parts = [](std::int64_t length, std::int64_t part) { return (length + part - 1) / part; };
-        const std::int64_t across = parts(a.columns, kLanes * V);
-        a.slab = parts(a.rows, std::max<std::int64_t>(kBlocks / across, 1) * kSlab) * kSlab;
-        const std::int64_t slabs = parts(a.rows, a.slab);
+        const std::int64_t across = ceil_div(a.columns, kLanes * V);
+        a.slab = ceil_div(a.rows, std::max<std::int64_t>(kBlocks / across, 1) * kSlab) * kSlab;
+        const std::int64_t slabs = ceil_div(a.rows, a.slab);
         Tensor partial;
         if (slabs > 1) {
           partial = empty({slabs, a.columns}, dtype_of<S>, args.dy.device());

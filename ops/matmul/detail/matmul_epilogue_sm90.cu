@@ -1,3 +1,4 @@
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/elementwise/detail/functions.h>
 #include <mica/ops/gemm/kernel_sm90.cuh>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
@@ -37,15 +38,7 @@ struct Gradient {
   /// Starts to load the tile's slopes.
   template <class Tile>
   __device__ gemm::Nothing begin(const Buffers& buffers, const Tile& tile) const {
-    if (buffers.thread() == 0) {
-      cuda::wait_stores_read<0>();  // until the previous tile's output has been read from the buffers
-      cuda::arrive_expecting(tile.loaded, kBuffers * gemm::kChunkBytes);
-#pragma unroll
-      for (int i = 0; i < kBuffers; ++i) {
-        buffers.load(i, &slopes, tile.column + i / kHalves * gemm::kChunk, tile.row + i % kHalves * gemm::kHalfRows,
-                     tile.loaded);
-      }
-    }
+    buffers.template load<kHalves>(&slopes, tile);
     return {};
   }
 
@@ -229,8 +222,7 @@ CUtensorMap map_of_half_tiles(const Tensor& x) { return gemm::map_of(x, gemm::kH
 bool fits_epilogue(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& out) {
   return cuda::device_has_wgmma() && size_of(out.dtype()) == 2 && out.dim() == 2 && gemm::layout_of(a).lines_are_rows &&
          gemm::layout_of(b).lines_are_rows == b_has_rows &&
-         std::int64_t{gemm::parts_of(out.size(0), gemm::kTileRows)} *
-                 gemm::parts_of(out.size(1), EpiloguePlan::kColumns) >=
+         ceil_div(out.size(0), gemm::kTileRows) * ceil_div(out.size(1), EpiloguePlan::kColumns) >=
              cuda::multiprocessor_count() &&
          gemm::fits_tensor_map(a) && gemm::fits_tensor_map(b) && gemm::fits_tensor_map(out);
 }
@@ -242,7 +234,7 @@ bool matmul_with_epilogue(const MatmulActivationBackward& args) {
     return false;
   }
   const std::int64_t columns = args.out.size(1);
-  const int part_count = gemm::parts_of(args.out.size(0), gemm::kTileRows);
+  const int part_count = static_cast<int>(ceil_div(args.out.size(0), gemm::kTileRows));
   const Tensor parts = args.dbias.defined() ? empty({part_count, columns}, float32, args.out.device()) : Tensor{};
   on_dtype(Types<Float16, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
     launch_epilogue<T, cuda::Lines::rows>(args.a, args.b,

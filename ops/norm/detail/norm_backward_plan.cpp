@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <span>
 
+#include <mica/core/detail/ceil_div.h>
+#include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/norm/detail/norm_backward_plan.h>
 
 namespace mica::kernels::norm_cuda {
@@ -14,7 +16,6 @@ using norm_backward_kernels::Of16Bits;
 using norm_backward_kernels::OfFloat32;
 using norm_backward_kernels::SumsOf16Bits;
 using norm_backward_kernels::SumsOfFloat32;
-using rows::ceil_div;
 using rows::kPersistentBlocks;
 using rows::persistent_blocks;
 
@@ -43,6 +44,9 @@ constexpr Line kSumsOf16Bits[] = {
     {2048, SumsOf16Bits::get(by_block(1, 3))},        {8192, SumsOf16Bits::get(by_block(2, 2))},
     {16384, SumsOf16Bits::get(by_cluster(2, 4)), 4},  {65536, SumsOf16Bits::get(by_cluster(2, 4)), 8},
     {131072, SumsOf16Bits::get(by_cluster(2, 4)), 16}};
+static_assert(std::all_of(std::begin(kSumsOf16Bits), std::end(kSumsOf16Bits), [](const Line& line) {
+  return (line.kernel.packs == 1) == add_norm_sums_dx(float16, line.columns);
+}));
 constexpr Line kSumsOfFloat32[] = {
     {128, SumsOfFloat32::get(by_lanes(16, 2, 4))},    {256, SumsOfFloat32::get(by_lanes(32, 2, 4))},
     {4096, SumsOfFloat32::get(by_block(2, 2))},       {8192, SumsOfFloat32::get(by_cluster(2, 4)), 2},

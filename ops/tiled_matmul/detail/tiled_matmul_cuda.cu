@@ -5,6 +5,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/gemm/tile_order.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
@@ -31,7 +32,9 @@ struct Product {
 Product product_of(const TiledMatmulArgs& args, int tile_rows, int tile_columns) {
   const std::int64_t m = args.y.size(0);
   const std::int64_t n = args.y.size(1);
-  return {.order = {.rows = gemm::parts_of(m, tile_rows), .columns = gemm::parts_of(n, tile_columns), .group = kGroup},
+  return {.order = {.rows = static_cast<int>(ceil_div(m, tile_rows)),
+                    .columns = static_cast<int>(ceil_div(n, tile_columns)),
+                    .group = kGroup},
           .rows = m,
           .columns = n,
           .depth = args.a.size(1)};

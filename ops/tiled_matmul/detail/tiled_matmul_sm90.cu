@@ -1,3 +1,4 @@
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/gemm/kernel_sm90.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
@@ -34,7 +35,7 @@ void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const int blocks = cuda::multiprocessor_count();
   // The measured time of one tile, times the number of tiles per block.
   const auto cost = [&]<class P>(P, double tile) {
-    return tile * gemm::parts_of(gemm::sizes_of<P>(rows, columns, 1).order.size(), blocks / P::kCluster);
+    return tile * static_cast<double>(ceil_div(gemm::sizes_of<P>(rows, columns, 1).order.size(), blocks / P::kCluster));
   };
   using Wide = gemm::TilePlan<256, 4, 2>;
   using Middle = gemm::TilePlan<128, 6, 1>;
