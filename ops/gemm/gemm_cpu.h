@@ -3,9 +3,8 @@
 // One matrix product on the CPU. Included by *_cpu.cpp only.
 //
 // The arithmetic uses Eigen's packets, so that the same source runs on AVX-512, AVX2, SSE and NEON. Eigen's own product
-// reaches two thirds of a core's peak. This one reaches nearly all of it for the sizes of transformers, because it
-// keeps a tile of the output in registers over all of K and shares the packed operands among the threads. It also sums
-// each element in an order that depends on K alone, which Eigen does not guarantee.
+// reaches two thirds of a core's peak, this one nearly all of it, since it keeps a tile of the output in registers over
+// all of K. It also sums each element in an order that depends on K alone.
 
 #include <Eigen/Core>
 
@@ -36,11 +35,10 @@ struct Tile {
 
 // The number of terms that are summed in registers before they are added to the output. Shorter sums round less.
 inline constexpr std::int64_t kSum = 512;
-// The number of terms between two reads of the output, which is also the depth of a packed operand, sized for the
-// caches.
+// The number of terms between two reads of the output: the depth of a packed operand, sized for the caches.
 inline constexpr std::int64_t kDepth = 4 * kSum;
 inline constexpr std::int64_t kPackedElements = std::int64_t{1} << 20;
-// Bytes of a's rows that stay in the L2 cache while all of b is read.
+// Bytes of a's rows that remain in the L2 cache while all of b is read.
 inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 18;
 // Minimum work per thread, in elements to pack and in multiplications.
 inline constexpr std::int64_t kPackGrain = 16384;
@@ -52,8 +50,8 @@ using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
 /// c = a · b + start or, with kAdd, c += a · b, for a tile c of R rows and V packets, a (R, K), and b (K, V packets),
 /// packed.
 ///
-/// a's strides are separate arguments. A Matrix would be passed in memory, and loading it would have to wait for the
-/// stores of the previous tile, which took a sixth of the time of a transformer's step.
+/// a's strides are separate arguments, since a Matrix would be passed in memory, and loading it would wait for the
+/// stores of the previous tile: a sixth of the time of a transformer's step.
 template <class S, int R, int V, bool kAdd>
 EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, const S* a, std::int64_t a_row, std::int64_t a_column,
                                      const S* b, const S* start, S* c, std::int64_t leading) {

@@ -86,8 +86,8 @@ __device__ void consume(GemmMemory<P, Epilogue>& shared, const Sizes& sizes, con
                                                .parity = parity};
     auto loaded = begin(epilogue, buffers, tile);
     if constexpr (kPingPong) {
-      // Waits for the warpgroup's turn; the first one starts. It must not wait for a stage before the other warpgroup
-      // has consumed its last one: barriers have only a parity, so it could mistake one round for another.
+      // Waits for the warpgroup's turn. Before the other warpgroup has consumed its last stage, this one could mistake
+      // one round of the ring for another, since barriers have only a parity.
       cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
     }
     float sums[kHalves][P::kColumns / 2];
@@ -98,7 +98,7 @@ __device__ void consume(GemmMemory<P, Epilogue>& shared, const Sizes& sizes, con
           }
         });
     if constexpr (kPingPong) {
-      ring.skip(sizes.slices);  // the other warpgroup's
+      ring.skip(sizes.slices);  // those of the other warpgroup
     }
     epilogue.end(buffers, tile, sums, loaded);
   }

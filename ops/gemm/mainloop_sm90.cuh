@@ -6,9 +6,9 @@
 //     producer (a thread of warpgroup 0)     global memory ── TMA ──▶ stage 0 | stage 1 | … in shared memory, a ring
 //     consumers (warpgroups 1 and 2)         stages ── wgmma ──▶ accumulators ──▶ epilogue (kernel_sm90.cuh)
 //
-// A stage holds a slice of a and a slice of b: kDepth elements of K for all rows or columns of the tile. Two or four
-// blocks can form a cluster. Its blocks whose tiles are vertically adjacent need the same slice of b; each loads a part
-// of it into the shared memory of all of them (multicast). Horizontally adjacent blocks share the slice of a likewise.
+// A stage has a slice of a and a slice of b: kDepth elements of K for all rows or columns of the tile. In a cluster of
+// two or four blocks, those with vertically adjacent tiles need the same slice of b, and each loads a part of it into
+// the shared memory of all of them (multicast). Horizontally adjacent blocks do the same with the slice of a.
 
 #include <algorithm>
 #include <cstdint>
@@ -68,7 +68,7 @@ struct Stages {
 
 struct Sizes {
   TileOrder order;  // of the clusters' tiles, each of which has a tile for every block
-  int slices;       // number of slices that K is cut into
+  int slices;       // of K
 };
 
 template <class P>
@@ -165,9 +165,8 @@ struct MatrixOperands {
   }
 };
 
-/// The producer's loop: loads all slices of all tiles of this block, each as soon as its stage is empty. If the kernel
-/// is a dependent launch, b does not depend on the previous kernel, and its first slices are loaded before that ends.
-/// Runs in one thread.
+/// The producer's loop, which runs in one thread: loads all slices of all tiles of this block, each as soon as its
+/// stage is empty. In a dependent launch, it loads the first slices of b before the previous kernel ends.
 template <class P, class Operands>
 __device__ void produce(Stages<P>& stages, const Operands& operands, const Sizes& sizes) {
   const int rank = rank_of_block<P>();
@@ -246,8 +245,8 @@ __device__ void release(Stages<P>& stages, int stage) {
   }
 }
 
-/// A warpgroup multiplies all slices of a tile, for kHalves times 64 rows; these begin at line `first_line` of a
-/// stage's slice of a. Calls issued() after the last wgmma has been issued, before waiting for it.
+/// Multiplies all slices of a tile by one warpgroup, for kHalves times 64 rows from line `first_line` of a's slices on.
+/// Calls issued() after the last wgmma has been issued, before waiting for it.
 template <class T, class P, Lines kA, Lines kB, int kHalves, class F>
 __device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring,
                               int slices, int first_line, const F& issued) {

@@ -9,8 +9,8 @@
 
 namespace mica::gemm {
 
-/// The memory layout of a matrix, as a set of lines of contiguous elements: its rows or, if these are not contiguous,
-/// its columns. If neither are, the lines are its rows, with a stride of `step`.
+/// The memory layout of a matrix as lines of contiguous elements: its rows or, if only they are contiguous, its
+/// columns. If neither are, the lines are its rows, with a stride of `step`.
 struct OperandLayout {
   bool lines_are_rows;
   std::int64_t lines;

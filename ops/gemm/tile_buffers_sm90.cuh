@@ -82,10 +82,9 @@ struct TileBuffers {
     }
   }
 
-  /// Rounds 64 rows and kChunks * 64 columns of sums and stores them to y, which has `columns` columns, from `row` and
-  /// `column` on. While the copy engine stores a buffer, the next is filled; it skips elements outside of y.
-  /// value_of(first)(s, c) returns the elements of columns c and c + 1, which have the sums s[0] and s[1]; `first` is
-  /// the first column of their chunk.
+  /// Stores 64 rows and kChunks * 64 columns to y, which has `columns` columns, from `row` and `column` on; elements
+  /// outside of y are skipped. value_of(first)(s, c) computes the elements of columns c and c + 1 from their sums s[0]
+  /// and s[1]; `first` is the first column of their chunk.
   template <class T, int kChunks, class F>
   __device__ void write(const CUtensorMap* y, int row, int column, int columns, const float* sums, const F& value_of) {
 #pragma unroll

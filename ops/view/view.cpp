@@ -284,16 +284,16 @@ Tensor unsqueeze(const Tensor& x, std::int64_t axis) {
 
 Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis) {
   const int at = normalize_axis(axis, x.dim(), "split");
-  check(size >= 1, "split: expected pieces of at least 1, got {}", size);
-  Tensors pieces;
+  check(size >= 1, "split: expected parts of at least 1, got {}", size);
+  Tensors parts;
   const std::int64_t length = x.shape()[at];
   std::int64_t start = 0;
   do {
     const std::int64_t end = start + std::min(size, length - start);
-    pieces.push_back(slice(x, at, start, end));
+    parts.push_back(slice(x, at, start, end));
     start = end;
   } while (start < length);
-  return pieces;
+  return parts;
 }
 
 Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis) {
@@ -305,13 +305,13 @@ Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int6
     end += size;
   }
   check(end == x.shape()[at], "split: expected sizes that add up to {}, got {}", x.shape()[at], end);
-  Tensors pieces;
+  Tensors parts;
   std::int64_t start = 0;
   for (const std::int64_t size : sizes) {
-    pieces.push_back(slice(x, at, start, start + size));
+    parts.push_back(slice(x, at, start, start + size));
     start += size;
   }
-  return pieces;
+  return parts;
 }
 
 }  // namespace mica

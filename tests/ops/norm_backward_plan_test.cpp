@@ -120,7 +120,7 @@ TEST(NormBackwardPlan, PacksAndRowsInSharedMemory) {
   expect_ranges(2, {Range{256, 1, 4}, Range{384, 2, 2}, Range{1024, 1, 3}, Range{8192, 2, 2}, Range{65'536, 2, 4},
                     Range{262'144, 4, 3}});
   expect_ranges(4, {Range{256, 0, 0}, Range{4096, 2, 2}, Range{8192, 4, 2}, Range{32'768, 2, 4}, Range{131'072, 4, 3},
-                    Range{131'200, 0, 0}});  // the shortest are held, the longest looped
+                    Range{131'200, 0, 0}});  // the shortest are in registers, the longest looped
 }
 
 // For many lengths: all rows stream that should, their threads have room for all columns, and shared memory suffices.

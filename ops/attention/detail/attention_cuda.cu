@@ -2,8 +2,8 @@
 //
 //     q · kᵀ ──> scores ──> scale, mask, softmax ──> weights ──> dropout_kernel ──> · v ──> out
 //
-// The softmax is the one of ops/softmax, with a rule for the causal mask. dropout_kernel decides on 16 weights of 16
-// queries and 16 keys with one draw, like the kernels of flash_attention.md, and so drops the same weights.
+// The softmax is the one of ops/softmax, with a rule for the causal mask. dropout_kernel drops the same weights as the
+// kernels of flash_attention.md.
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>

@@ -258,8 +258,8 @@ class BackwardHead {
           lse(of.args_.lse.template data<S>() + (of.batch_ * of.args_.q.size(1) + head) * of.args_.q.size(2) + first) {}
   };
 
-  // Computes weights and their gradients for a block of keys. Calls `each` with every row of them; it may overwrite the
-  // row.
+  // Computes weights and their gradients for a block of keys. Calls `each` with every row of them, which it may
+  // overwrite.
   template <class Each>
   void for_rows(const Queries& block, std::int64_t key, std::int64_t keys, const Each& each) {
     const bool drops = args_.dropout.drops();
@@ -296,7 +296,7 @@ class BackwardHead {
     }
   }
 
-  // Whether add_queries() computes the means itself: it has whole rows of weights if there is one block of keys.
+  // Whether add_queries() computes the means: with a single block of keys, it has whole rows of weights.
   static bool sums_here(const Queries& block) { return block.last_key <= kKeys && !std::is_same_v<S, T>; }
 
   // Σ dweights · weights of each row. It equals Σ dout · out, unless `out` has been rounded to 16 bits.

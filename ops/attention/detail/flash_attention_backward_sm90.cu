@@ -9,9 +9,8 @@
 //                                ├──> Pᵀ ─┴──> dSᵀ ──> dk += dSᵀ · q
 //     q, dout (ring of stages) ──┘
 //
-// Both recompute the weights. So each sum is computed within one thread block, without atomics, and results are
-// bit-identical from run to run. There are variants for head sizes up to 64 and up to 128, with and without dropout.
-// See flash_attention.md.
+// Both recompute the weights, so that each sum is computed within one thread block, without atomics. There are variants
+// for head sizes up to 64 and up to 128, with and without dropout. See flash_attention.md.
 
 #include <algorithm>
 #include <type_traits>
@@ -23,8 +22,8 @@ namespace mica::kernels::flash {
 
 namespace {
 
-/// Sizes of both kernels. A consumer warpgroup owns 64 rows of two tensors, which stay in shared memory: of queries and
-/// dout, or of keys and values. Tiles with kRows rows of the two other tensors stream through kStages stages.
+/// Sizes of both kernels. A consumer warpgroup owns 64 rows of two tensors in shared memory: of queries and dout, or of
+/// keys and values. Tiles with kRows rows of the two other tensors stream through kStages stages.
 template <int kDepth_, int kConsumers_, int kRows_, int kStages_>
 struct BackwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -62,8 +61,8 @@ struct BackwardPlan {
   }
 };
 
-/// Sizes of the kernel for the gradients of keys and values. kLean saves registers: the products with queries and those
-/// with dout use the same registers, one after the other.
+/// Sizes of the kernel for the gradients of keys and values. If kLean, the products with queries and those with dout
+/// use the same registers.
 template <int kDepth, int kConsumers, int kRows, int kStages, bool kLean_>
 struct KeysPlan : BackwardPlan<kDepth, kConsumers, kRows, kStages> {
   static constexpr bool kLean = kLean_;
@@ -89,9 +88,8 @@ __device__ void load_owned(typename P::BackwardMemory& shared, unsigned& paritie
   load_chunks<P::kChunks, kConsumerRows>(shared.owned[consumer][1], second, row, head, batch, full);
 }
 
-/// Multiplies the two elements of a 16-bit pair by two numbers and rounds the results. bfloat16 is multiplied as
-/// bfloat16, since with float the compiler would unpack all pairs at once and run out of registers. float16 is
-/// multiplied as float, since its range is too small.
+/// Multiplies the two elements of a 16-bit pair by two numbers and rounds the results: as bfloat16, since with float
+/// the compiler would unpack all pairs at once and spill registers, but float16 as float, since its range is too small.
 template <class T>
 __device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float second) {
   if constexpr (std::is_same_v<T, Float16>) {
@@ -176,7 +174,7 @@ __device__ void produce_for_queries(typename P::BackwardMemory& shared, const Wo
   });
 }
 
-/// A consumer warpgroup's 64 queries. While their dq is summed up for a block of keys, the next block's weights are
+/// A consumer warpgroup's 64 queries. The tensor cores add up dq for a block of keys while the next block's weights are
 /// computed.
 template <class T, class P, bool kDrops>
 struct QueryTile {
@@ -379,12 +377,12 @@ __device__ void produce_for_keys(typename P::BackwardMemory& shared, const Work&
   });
 }
 
-/// A consumer warpgroup's 64 keys. While their dk is summed up for a block of queries, the next block's weights are
+/// A consumer warpgroup's 64 keys. The tensor cores add up dk for a block of queries while the next block's weights are
 /// computed.
 template <class T, class P, bool kDrops>
 struct KeyTile {
-  // From one head to the next, a consumer still holds the last stage of the first while it skips stages that only other
-  // consumers need.
+  // Between two heads, a consumer uses the last stage of the first while it skips stages that only other consumers
+  // need.
   static_assert(P::kStages > P::kConsumers);
 
   BackwardConsumer<P, kDrops>& c;

@@ -1,17 +1,16 @@
 #pragma once
 
 // The flash attention kernels for all GPUs with bfloat16 tensor cores (compute capability 8.0 and up), after
-// FlashAttention-2 (Dao, 2023). See flash_attention.md. Each warp owns 16 rows and iterates over blocks of the other
-// operand: rows are queries, and the blocks are of keys; for the gradients of keys and values it is the other way
-// around. The first product, q · kᵀ, leaves a warp's weights in the register layout that the second product needs, so
-// they are never stored to memory.
+// FlashAttention-2 (Dao, 2023). See flash_attention.md. Each warp owns 16 queries and iterates over blocks of keys; for
+// the gradients of keys and values it is the other way around. q · kᵀ gives a warp's weights in the register layout
+// that the next product needs, so they are never stored to memory.
 //
 //     owned: q (64 rows) ───────────┐
 //                                   ├──> scores ──> mask ──> softmax ──> dropout ──> out = out · shrink + weights · v
 //     passing: k, v (two stages) ───┘    (mma)             (registers)                     (mma)
 //
 // The gradients own q and dout, or k and v, and the others pass. There are variants for head sizes up to 32, 64, 96 and
-// 128, and for what happens to the weights (Variant): the plain one has no instructions for dropout or mask tensors.
+// 128, and for what happens to the weights (Variant).
 
 #include <cmath>
 #include <cstdint>
@@ -51,9 +50,8 @@ struct TileSizes {
   static constexpr int kBackwardBytes = (2 * kOwned + 4 * kPassing) * 2;
 };
 
-/// The second argument of __launch_bounds__: the minimum of blocks per multiprocessor; 0 leaves the choice to the
-/// compiler. With dropout, and for the key gradients with masks, the compiler would choose more blocks and spill
-/// registers.
+/// The minimum number of blocks per multiprocessor (__launch_bounds__); 0 leaves it to the compiler, which with
+/// dropout, and for the key gradients with masks, would spill registers.
 template <int kDepth, Variant kVariant>
 constexpr int kBlocks = kVariant == Variant::drops && (kDepth < 128) ? 3 : 0;
 
@@ -177,8 +175,8 @@ inline __device__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// Which weights dropout keeps, for a variant. The masked variant has no register to spare for the random key, and
-/// reads it each time.
+/// Which weights dropout keeps, for a variant. The masked variant has no register for the random key, and reads it each
+/// time.
 template <Variant kVariant, bool kRowsAreQueries, int kColumns>
 __device__ std::uint32_t draw_for(const Work& a, const PhiloxKey& key, int head, int row, int column) {
   if constexpr (kVariant == Variant::masked) {
@@ -229,8 +227,8 @@ __device__ void add_mask(float (&scores)[kColumns / 8][4], const Work& a, int b,
   }
 }
 
-/// Which queries a thread processes. Thread blocks with smaller indices get later blocks of queries, since with causal
-/// masking these see the most keys and take longest; within a block of queries, thread blocks are ordered by head.
+/// Which queries a thread processes. The first thread blocks get the last queries, which with causal masking see the
+/// most keys and take longest; within a block of queries, thread blocks are ordered by head.
 struct QueryBlock {
   int first;  // the block's first query
   int head;   // counted over all batches
@@ -574,10 +572,8 @@ __device__ void differentiate(float (&weights)[kQueries / 8][4], float (&dweight
   }
 }
 
-/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Thread blocks
-/// with smaller indices get earlier blocks of keys, since with causal masking the most queries see these; within a
-/// block of keys, thread blocks are ordered by key head. Weights are computed transposed: rows are keys, columns
-/// queries.
+/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Weights are
+/// transposed: rows are keys. The first thread blocks get the first keys, which with causal masking most queries see.
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
     key_gradient_kernel(const __grid_constant__ Work a) {

@@ -5,8 +5,8 @@
 //     k, v (ring of stages) ┘    (wgmma)           (registers)                        (wgmma)                      lse
 //
 // A thread block has a producer, which copies the tiles, and two or four consumer warpgroups (ForwardTile). There are
-// variants for head sizes up to 64 and up to 128, with and without dropout, and one in which two consumers share
-// queries (kParts), for long causal prompts with fewer tiles than multiprocessors. See flash_attention.md.
+// variants for head sizes up to 64 and up to 128, with and without dropout, and one in which two consumers split the
+// keys of the same queries (kParts). See flash_attention.md.
 
 #include <algorithm>
 #include <cmath>
@@ -19,8 +19,7 @@ namespace mica::kernels::flash {
 namespace {
 
 /// Sizes of the kernel. Tiles of kKeys keys and values stream through kStages stages of shared memory. kParts consumer
-/// warpgroups share the same queries: each processes every kParts-th tile of keys, and the first one adds up their
-/// results.
+/// warpgroups have the same queries and every kParts-th tile of keys each; the first one adds up their results.
 template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, int kParts_ = 1>
 struct ForwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -162,8 +161,8 @@ __device__ void soften(float (&scores)[kKeys / 2], SoftmaxState& state, float (&
   }
 }
 
-/// Combines the results of two consumers that share queries: the second sends its sums through shared memory, and the
-/// first rescales both to the larger maximum and adds them up.
+/// Combines the results of two consumers with the same queries: the second sends its sums through shared memory, and
+/// the first rescales both to the larger maximum and adds them up.
 template <class P>
 __device__ void add_other_part(float (&out)[P::kDepth / 2], SoftmaxState& state, float (&sent)[P::kSent][kWarpgroup],
                                int part, int barrier, float scale_log2) {
@@ -225,8 +224,8 @@ struct ForwardConsumer {
   }
 };
 
-/// A consumer warpgroup's 64 queries of a tile. While the warpgroup computes the softmax of a block of keys, the tensor
-/// cores multiply the previous block's weights by its values, and the next block's keys.
+/// A consumer warpgroup's 64 queries of a tile. While it computes the softmax of a block of keys, the tensor cores
+/// multiply the previous block's weights by its values, and the queries by the next block's keys.
 template <class T, class P, bool kDrops>
 struct ForwardTile {
   ForwardConsumer<P, kDrops>& c;
@@ -514,9 +513,9 @@ bool fits_sm90(const Work& work, bool backward) {
 
 namespace {
 
-/// Whether to halve the tiles and let two consumers share the keys of each: with causal masking, if there is at most
-/// one large tile per multiprocessor. Otherwise the tile with the most work would take twice as long as the mean. For
-/// few queries it does not pay.
+/// Whether to halve the tiles and let two consumers split the keys of each: with causal masking and at most one large
+/// tile per multiprocessor, where the largest tile would take twice as long as the mean. It does not pay for few
+/// queries.
 template <class P>
 bool is_one_wave(const Work& work) {
   constexpr int kManyQueries = 1024;

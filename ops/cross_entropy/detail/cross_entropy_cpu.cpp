@@ -15,8 +15,8 @@ std::int64_t rows_per_thread(std::int64_t classes) {
   return std::max<std::int64_t>(4096 / std::max<std::int64_t>(classes, 1), 1);
 }
 
-/// Access to the rows, and the functions of their logits. See README.md for the notation. Everything is computed in S,
-/// float or double; the tensors' dtype matters only for loading and storing.
+/// Access to the rows, and the functions of their logits, which are computed in S, float or double. See README.md for
+/// the notation.
 template <class S>
 class Rows {
  public:
@@ -96,7 +96,7 @@ class Rows {
     S* const out = z.data();
     const std::int64_t n = classes;
     const S factor = scale_ * scale;
-    // One loop for both cases, since the compiler inlines, and so vectorizes, exp only a limited number of times.
+    // One loop for both cases, since the compiler inlines and vectorizes exp only a limited number of times.
     const bool capped = cap_ != 0;
     const S inverse = capped ? 1 / cap_ : S{0};
     MICA_INDEPENDENT

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kShortestRow = 1025;      // classes
 constexpr std::int64_t kHalfShared = 110 << 10;  // the most bytes of a row per block with which two blocks fit
-constexpr std::int64_t kMostShared = 218 << 10;  // the exchange of a cluster takes 8 KB more
+constexpr std::int64_t kMostShared = 218 << 10;  // the same for one block; a cluster's exchange takes 8 KB more
 constexpr int kMostCluster = 8;
 
 }  // namespace

@@ -18,7 +18,7 @@ using rows::RowGroup;
 constexpr std::int64_t kWarpRow = 1024;  // the longest row that is processed by one warp
 constexpr int kWarpRows = 8;             // such rows per block
 constexpr int kBlockThreads = 512;       // the most threads of a block that processes one row
-// Up to this length, blocks are small, so that several run on a multiprocessor: one loads while another computes.
+// Up to this length, blocks are small, so that one loads while another on the same multiprocessor computes.
 constexpr std::int64_t kSmallBlockRow = 1 << 17;
 
 constexpr int most_threads(Group group) { return group == Group::block ? kBlockThreads : kWarp * kWarpRows; }
@@ -34,8 +34,7 @@ struct RowOf {
   int threads = static_cast<int>(kBlock ? blockDim.x : kWarp);
 };
 
-/// The number of packs in flight per thread, and the minimum of blocks per multiprocessor (__launch_bounds__), which
-/// limits the registers that they can take.
+/// The number of packs in flight per thread, and the minimum number of blocks per multiprocessor (__launch_bounds__).
 template <class T, Target kTarget>
 constexpr int kAhead = kTarget == Target::label && sizeof(T) < 8 ? 4 : 2;
 template <class T>

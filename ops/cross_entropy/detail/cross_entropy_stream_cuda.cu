@@ -1,9 +1,8 @@
 // In-place cross entropy of labels: computes the losses and overwrites the logits with their gradient, reading them
-// from global memory only once. The kernel is persistent. A row is in the shared memory of a thread block or, if it is
-// too long, of a cluster:
+// from global memory only once. The kernel is persistent, with a row in the shared memory of a block or a cluster:
 //
 //     pass 1:  row r, part by part, as its copies arrive ──▶ sums ──▶ exchanged by the threads of the row ──▶ loss
-//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  the freed slots ◀── copies of the next row
+//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  its place ◀── copies of the next row
 //
 // Each thread copies the packs that it uses itself, so that threads synchronize only to exchange sums.
 
@@ -129,7 +128,7 @@ class Streamer {
     }
   }
 
-  /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
+  /// Adds N of the thread's packs, from pack i on. With more packs at a time, sums are rescaled less often.
   template <int N>
   __device__ void add_packs(int i, FoundInRow& found) const {
     S y[N * kPack];
@@ -143,9 +142,8 @@ class Streamer {
   /// The reductions of the thread's packs, which are added as they arrive, and the leader's numbers.
   __device__ FoundInRow found_by_thread(std::int64_t row, const Slab<T>& slab,
                                         const Label<T, Target::label>& label) const {
-    // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
-    // work. The result of a row does not depend on which block processes it. The row is taken early, to hide the
-    // latency of the atomic operation.
+    // Blocks take rows from a queue, since ignored rows take little time. They do so early, to hide the latency of the
+    // atomic operation.
     const int next = is_leader() ? static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1) : 0;
     // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
     const bool look = is_leader() && label.is_class();
@@ -155,7 +153,7 @@ class Streamer {
       add_row(row, slab, found);
     }
     found.label_y = label_y;
-    // The bitwise complement, which is negative, of a row that is ignored and need not be loaded.
+    // The complement, which is negative, of a row that is ignored and need not be loaded.
     found.next_row = is_leader() && next < p_.rows && Label<T, Target::label>(p_, next).ignored() ? ~next : next;
     return found;
   }

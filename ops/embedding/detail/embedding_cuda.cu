@@ -73,16 +73,15 @@ __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::i
 }
 
 // The gradient: dweight[r] = Σ dy[i] over all i with indices[i] == r. The keys (indices) have been sorted, so that
-// equal keys form a run, and are divided into segments of kSegment keys:
+// equal keys form a run, and are split into segments of kSegment keys:
 //
 //     sorted keys   | 3 3 5 5 5 7 7 7 | 7 7 7 7 7 7 7 7 | 7 7 8 9 9 9 9 9 |
 //     runs            3 3: short        7: long, from the tail of segment 0 over segment 1 to the head of segment 2
 //
-// In the first kernel, the threads along x sum one segment, V columns per thread; if rows are too short for all threads
-// of a block, the block processes several segments, along y. A run within one segment is written to dweight directly. A
-// run over several segments is long: in each segment it leaves a partial sum, in the segment's head if the run began
-// before, else in its tail. The first kernel also lists the segments in which long runs begin, in any order. In the
-// second kernel, blocks add up the partial sums of these runs.
+// In the first kernel, the threads along x sum one segment, V columns per thread; for short rows, a block has several
+// segments, along y. A run within one segment is written to dweight directly. A longer run has a partial sum in each
+// segment: the segment's head if it began before, else its tail. The second kernel adds up the partial sums of the runs
+// that begin in the segments that the first one has listed.
 constexpr int kSegment = 16;
 constexpr int kColumnThreads = 128;
 constexpr int kRunLines = 4;     // threads that share a column of a long run
@@ -111,7 +110,7 @@ struct Gradient {
     return next < n && keys[next] == keys[next - 1];
   }
   // The last segment of the run that continues after this segment. The search doubles its distance until the run has
-  // ended, then halves it: most runs end in the next segment, and every step waits for memory.
+  // ended, then halves it, since most runs end in the next segment.
   __device__ int last_segment(int segment) const {
     const std::uint32_t key = last_key(segment);
     const int segments = (n - 1) / kSegment + 1;
@@ -285,8 +284,7 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   }
   const int n = static_cast<int>(count);
 
-  // The sort is stable, so that the positions of equal keys stay in order, and the sums are bit-identical in every run
-  // of the program.
+  // The sort is stable, so that the positions of equal keys remain in order, and sums have the same bits in every run.
   const Tensor buffers = empty({4, n}, int32, device);
   auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
   std::uint32_t* const positions = keys + 2LL * n;

@@ -23,9 +23,8 @@ constexpr int kLanes = 32;
 constexpr int kLines = 8;
 constexpr int kThreads = kLanes * kLines;
 constexpr int kSteps = 4;
-// The number of rows in a slab is a multiple of kSlab. There are as many slabs as give about kBlocks blocks, several
-// times as many as run at once, so that multiprocessors are rarely idle at the end. The number depends on the shape
-// alone, so that sums do not depend on the device.
+// Slabs are multiples of kSlab rows, and so many that there are about kBlocks blocks: several times as many as run at
+// once, so that few multiprocessors are idle at the end. Their number depends on the shape alone, like the sums.
 constexpr std::int64_t kSlab = kLines * kSteps;
 constexpr std::int64_t kBlocks = 8192;
 // Threads of the second kernel that share a column.

@@ -3,9 +3,8 @@
 #include <mica/ops/gemm/kernel_sm90.cuh>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 
-// Matrix products with an activation, or the derivative of one, as the epilogue of the kernel in ops/gemm. The epilogue
-// takes long: it moves two tensors as large as the output, and in forward computes exponentials. So the warpgroups
-// alternate (Schedule::ping_pong).
+// Matrix products with an activation, or the derivative of one, as the epilogue of the kernel in ops/gemm. This takes
+// long, since it moves two tensors of the output's size, so the warpgroups alternate (Schedule::ping_pong).
 
 namespace mica::kernels {
 
@@ -107,8 +106,8 @@ struct Gradient {
     }
   }
 
-  /// Halves the number of totals per lane: two lanes whose indices differ by kStep exchange halves of their totals, and
-  /// each adds up the half that it keeps. Returns the original index of this lane's first total.
+  /// Halves the number of totals per lane: lanes kStep apart exchange halves of their totals, and each adds up the half
+  /// that it keeps. Returns the original index of this lane's first total.
   template <int kStep, int kKept>
   __device__ static int fold(float (&totals)[gemm::kChunk / 4], int lane) {
     const bool upper = (lane & kStep) != 0;
@@ -217,8 +216,8 @@ void launch_epilogue(const Tensor& a, const Tensor& b, const Epilogue& epilogue)
 
 CUtensorMap map_of_half_tiles(const Tensor& x) { return gemm::map_of(x, gemm::kHalfRows); }
 
-/// Whether this kernel supports a · b: 16-bit floats, rows of a that are contiguous, rows (if b_has_rows) or columns of
-/// b that are, and at least as many tiles as multiprocessors.
+/// Whether this kernel supports a · b: 16-bit floats, contiguous rows of a, contiguous rows (if b_has_rows) or columns
+/// of b, and at least as many tiles as multiprocessors.
 bool fits_epilogue(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& out) {
   return cuda::device_has_wgmma() && size_of(out.dtype()) == 2 && out.dim() == 2 && gemm::layout_of(a).lines_are_rows &&
          gemm::layout_of(b).lines_are_rows == b_has_rows &&

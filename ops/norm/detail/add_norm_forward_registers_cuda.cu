@@ -2,7 +2,7 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Launches the kernel for held rows of sums.
+/// Launches the kernel that computes a sum and keeps its rows in registers.
 void forward_sum_in_registers(const NormForward& args, const NormForwardPlan& plan) {
   on_norm<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const Addends<T> addends{.residual = args.residual.data<T>(),

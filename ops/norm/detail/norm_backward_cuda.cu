@@ -23,8 +23,8 @@ struct Stage2 {
   W* out;             // (N)
 };
 
-// Adds every 16th partial row, from row i on, in order. Loads kAtOnce rows at a time: even if fewer are left, no load
-// waits for another one. Adding a zero for an absent row changes no bit, as `sum` is never -0.
+// Adds every 16th partial row, from row i on, in order. It always loads kAtOnce rows at a time, so that no load waits
+// for another one; the zeros of absent rows change no bit, as `sum` is never -0.
 template <class S>
 __device__ S add_rows(const S* partials, std::int64_t rows, std::int64_t columns, int i) {
   constexpr int kAtOnce = 9;
@@ -45,8 +45,7 @@ __device__ S add_rows(const S* partials, std::int64_t rows, std::int64_t columns
   return sum;
 }
 
-// Adds all of up to 2 · 16 rows, which it loads at once. The order is that of adding the results of add_rows() for i
-// from 0 to 15.
+// Adds all of up to 32 rows, which it loads at once, with the bits of the sum of add_rows() for i from 0 to 15.
 template <class S>
 __device__ S add_few_rows(const S* partials, int rows, std::int64_t columns) {
   S values[2 * kStage2Warps];

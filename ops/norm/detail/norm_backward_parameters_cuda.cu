@@ -27,8 +27,8 @@ constexpr int kUnroll = V == 1           ? 2
                         : sizeof(T) == 4 ? 4
                                          : 3;
 
-// Packs of a row per thread. Without 16-byte loads, a thread has several, so that the lanes of a row still read long
-// contiguous pieces.
+// Packs of a row per thread. With loads of single elements, a thread has several, so that the lanes of a row still read
+// long contiguous runs.
 template <class T, int V>
 constexpr int kPacks = V > 1 ? 1 : std::min<int>(16 / sizeof(T), 4);
 
@@ -229,7 +229,7 @@ class ParameterSums {
   const int tile_;            // columns
   const std::int64_t begin_;  // the tile's first column
   const int inside_;          // columns of the tile that exist
-  // The thread's. Those past the row's end are replaced by the row's last columns, whose sums are then not written.
+  // The thread's columns. Past the row's end, the row's last columns take their place, and their sums are not written.
   int columns_[P];
   S dweight_[P * V] = {};
   S dbias_[P * V] = {};

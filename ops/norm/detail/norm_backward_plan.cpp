@@ -19,14 +19,14 @@ using norm_backward_kernels::SumsOfFloat32;
 using rows::kPersistentBlocks;
 using rows::persistent_blocks;
 
-/// A line of a table: this kernel streams rows of up to `columns` columns. `cluster` blocks share a row.
+/// A line of a table: the kernel for rows of up to `columns` columns, and the number of blocks that share a row.
 struct Line {
   std::int64_t columns;
   StreamKernel kernel;
   int cluster = 1;
 };
 
-// Measured on an H200. If 8 blocks shared rows of up to 16384 columns, many threads would have none.
+// Measured on an H200. Rows of up to 16,384 columns do not have enough packs for the threads of 8 blocks.
 constexpr Line kOf16Bits[] = {{64, Of16Bits::get(by_lanes(8, 1, 4))},       {128, Of16Bits::get(by_lanes(16, 1, 4))},
                               {256, Of16Bits::get(by_lanes(32, 1, 4))},     {384, Of16Bits::get(by_lanes(32, 2, 2))},
                               {1024, Of16Bits::get(by_block(1, 3))},        {8192, Of16Bits::get(by_block(2, 2))},
@@ -38,7 +38,7 @@ constexpr Line kOfFloat32[] = {{4096, OfFloat32::get(by_block(2, 2))},
                                {65536, OfFloat32::get(by_cluster(4, 3)), 8},
                                {131072, OfFloat32::get(by_cluster(4, 3)), 16}};
 
-// The same for rows of three matrices: x, dy and dsum. With one pack per thread, dx_bias is computed as well.
+// The same with a third matrix, dsum. Kernels with one pack per thread also compute dx_bias: add_norm_sums_dx().
 constexpr Line kSumsOf16Bits[] = {
     {128, SumsOf16Bits::get(by_lanes(16, 1, 4))},     {256, SumsOf16Bits::get(by_lanes(32, 1, 4))},
     {2048, SumsOf16Bits::get(by_block(1, 3))},        {8192, SumsOf16Bits::get(by_block(2, 2))},
@@ -52,7 +52,7 @@ constexpr Line kSumsOfFloat32[] = {
     {4096, SumsOfFloat32::get(by_block(2, 2))},       {8192, SumsOfFloat32::get(by_cluster(2, 4)), 2},
     {32768, SumsOfFloat32::get(by_cluster(2, 4)), 8}, {65536, SumsOfFloat32::get(by_cluster(2, 4)), 16}};
 
-/// The table for these rows; none if they do not stream. Short float32 rows are faster if they are held.
+/// The table for these rows; empty if they do not stream. Short float32 rows are faster in registers.
 std::span<const Line> table_of(const NormBackwardCase& c) {
   if (!c.packs || !c.clusters || (c.size == 4 && !c.adds && c.columns <= kShortRow)) {
     return {};
@@ -63,12 +63,12 @@ std::span<const Line> table_of(const NormBackwardCase& c) {
   return c.size == 2 ? std::span<const Line>(kOf16Bits) : kOfFloat32;
 }
 
-// The number of clusters to launch: blocks, or clusters.
+// How many clusters can have a row for each of their groups. A block without a cluster counts as one.
 std::int64_t clusters_that_stream(const StreamPlan& p, std::int64_t rows) {
   return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, ceil_div(rows, p.groups));
 }
 
-// How a line divides rows among threads, and the layout of shared memory. No threads if there is not enough of it.
+// How a kernel splits rows, and its layout of shared memory; 0 threads if there is not enough of it.
 StreamPlan stream_plan(const NormBackwardCase& c, const Line& line) {
   const StreamKernel& kernel = line.kernel;
   StreamPlan p{.cluster = line.cluster};
@@ -81,7 +81,7 @@ StreamPlan stream_plan(const NormBackwardCase& c, const Line& line) {
   const int matrices = c.adds ? 3 : 2;
   p.kept_bytes = weights_in_registers(elements, kernel.lanes) ? 0 : p.threads * elements * c.weight_size;
   const int row_bytes = p.block() * elements * matrices * c.size;  // of all groups
-  // Rows of partials that a block adds up.
+  // Rows of partial sums that a block adds up.
   const int folds = std::max(1, p.block() / std::max(32, p.threads));
   const int fold_bytes = folds > 1 ? matrices * folds * p.slab * 4 : 0;
   p.stream_bytes = std::max(fold_bytes, kernel.depth * row_bytes);
@@ -91,9 +91,8 @@ StreamPlan stream_plan(const NormBackwardCase& c, const Line& line) {
   return p;
 }
 
-// The number of blocks, or clusters, that stream rows. If each of their groups would have only one or two rows, of 513
-// to 2048 columns, about half as many blocks are faster: writing and adding the partial sums takes as long as
-// processing the rows.
+// The number of clusters to launch. If each group would have only one or two rows of 513 to 2048 columns, half as many
+// blocks are faster, since the partial sums then take as long as the rows.
 std::int64_t clusters_of(const NormBackwardCase& c, const StreamPlan& stream) {
   constexpr std::int64_t kFewClusters = 64;
   const std::int64_t clusters = clusters_that_stream(stream, c.rows);
@@ -130,8 +129,7 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
   }
   const bool packs = c.packs && c.size == 4 && c.columns <= kShortRow;
   const RegisterLayout layout = register_layout(c.columns, c.size, packs, c.centered);
-  // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x. With single
-  // elements, more loads must be in flight.
+  // Enough blocks to keep a large GPU busy, but so few that the partial sums are small compared with x.
   const int blocks = layout.rows() == 1     ? 131072 / layout.block
                      : layout.elements < 16 ? 512
                      : layout.threads == 32 ? 2 * kPersistentBlocks
@@ -143,14 +141,14 @@ NormBackwardPlan plan_norm_backward(const NormBackwardCase& given) {
 
 namespace {
 
-// The most blocks of the grid: about as many as an H200 can run at a time if they form clusters. A constant, so that
-// results do not depend on the GPU.
+// The most blocks of the grid: about as many as an H200 runs at a time in clusters. It is a constant, so that results
+// do not depend on the GPU.
 constexpr int kBlocks = 320;
 constexpr int kBlocksWithPartials = 192;
 constexpr int kNarrowTile = 128;  // bytes
 constexpr int kLeastRows = 2;     // per thread
 constexpr int kLeastBatches = 4;  // per thread
-constexpr int kManyBatches = 16;  // per thread, from which on partial sums in memory pay off
+constexpr int kManyBatches = 16;  // per thread; from here on, partial sums in memory pay off
 
 }  // namespace
 
@@ -161,8 +159,8 @@ ParametersPlan plan_parameters(std::int64_t rows, std::int64_t columns, int widt
   while (p.lanes < 32 && p.lanes * width < columns) {
     p.lanes *= 2;
   }
-  // Makes tiles narrower if there would be too few blocks even with the largest clusters, and if there are enough rows
-  // for blocks that process twice as many rows at a time.
+  // Tiles become narrower as long as even the largest clusters make too few blocks, and there are enough rows for
+  // blocks that process twice as many at a time.
   while (ceil_div(columns, p.lanes * width) * kParametersCluster < kBlocks && p.lanes * width * size > kNarrowTile &&
          kParametersBlock / p.lanes * 2 <= rows) {
     p.lanes /= 2;

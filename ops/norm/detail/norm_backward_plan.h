@@ -1,7 +1,7 @@
 #pragma once
 
 // Chooses the CUDA kernels of a norm's backward. A plan depends only on the shape, the dtypes, the alignment of rows,
-// and whether the GPU has clusters. So results do not depend on other properties of the GPU, or on its load.
+// and whether the GPU has clusters, so that results do not depend on anything else.
 
 #include <cstdint>
 
@@ -29,11 +29,11 @@ struct NormBackwardCase {
 
 constexpr int kMostThreads = 512;          // of a block that streams rows
 constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a block may have
-// Slots of a SumExchange, which rows use cyclically. Several are needed, since warps may be up to two rows apart, and
-// may have begun the next row already.
+// Rows that a SumExchange has room for, which is used cyclically: warps may be up to two rows apart, and may have begun
+// the next row already.
 constexpr int kExchanges = 4;
 
-/// The shared memory in which a group's members (its warps, or the blocks of a cluster) exchange two numbers each.
+/// The shared memory of a SumExchange between the members of a row group: its warps, or the blocks of a cluster.
 /// Groups of up to a warp have it, too, but do not use it.
 struct alignas(16) ExchangeNumbers {
   static constexpr int kMostMembers = 16;
@@ -42,8 +42,8 @@ struct alignas(16) ExchangeNumbers {
   float numbers[kExchanges][2][kMostMembers];
 };
 
-/// A kernel that streams rows: who shares a row, by how many lanes of a warp, a thread's packs of it, and how many rows
-/// the ring in shared memory has room for.
+/// A kernel that streams rows: which threads share a row, how many lanes of each warp, how many packs each thread has,
+/// and how many rows the ring in shared memory has room for.
 struct StreamKernel {
   rows::Group group;
   int lanes;
@@ -53,7 +53,7 @@ struct StreamKernel {
   bool operator==(const StreamKernel&) const = default;
 };
 
-// The kernels, by the size of an element; those of sums also read dsum.
+// The kernels, by the size of an element. Those for sums also read dsum.
 namespace norm_backward_kernels {
 
 using rows::Group;
@@ -89,14 +89,14 @@ struct StreamPlan {
   constexpr int shared_bytes() const { return stream_begin() + stream_bytes; }
 };
 
-/// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, if
-/// `lanes` lanes of a warp share a row.
+/// Whether the weights of a thread's `elements` columns are in registers, and not in shared memory, if `lanes` lanes of
+/// a warp share a streamed row.
 constexpr bool weights_in_registers(int elements, int lanes) { return elements <= (lanes < 32 ? 8 : 16); }
 
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
   std::int64_t partial_rows = 0;  // G: rows of partial sums of dweight and dbias
-  std::int64_t clusters = 0;      // that share the rows, if these are streamed
+  std::int64_t clusters = 0;      // of the grid, if rows are streamed; a block without a cluster counts as one
   int pack = 1;                   // columns per load
   // For streamed rows:
   StreamKernel shape = {rows::Group::block, 32, 0, 0};
@@ -105,26 +105,25 @@ struct NormBackwardPlan {
 
 NormBackwardPlan plan_norm_backward(const NormBackwardCase& c);
 
-/// The number of elements of a row, and of sums over rows, that a thread can hold without spilling registers.
+/// The most elements of a row, and as many sums over rows, that a thread can have without spilling registers.
 template <class S>
 constexpr int kMostInRegisters = 64 / static_cast<int>(sizeof(S));
 
-/// How a block of `block` threads holds rows in registers: `threads` threads share a row, and each holds `elements` of
-/// its elements.
+/// Rows in the registers of a block of `block` threads: `threads` threads share a row, and each has `elements` of its
+/// elements.
 struct RegisterLayout {
   int threads;
   int block;
   int elements;
 
-  constexpr int rows() const { return block / threads; }  // rows that the block holds at once
+  constexpr int rows() const { return block / threads; }  // at once
   bool operator==(const RegisterLayout&) const = default;
 };
 
-constexpr int kShortRow = 256;  // columns of the longest float32 row in packs that is held
+constexpr int kShortRow = 256;  // the longest aligned float32 row that is kept in registers
 
-/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes, which is so
-/// for float32 rows of up to kShortRow columns only. In an RMS norm, fewer threads share such a row, and each reads
-/// several packs; a layer norm (`centered`) also has sums for its bias, which take registers.
+/// The layout for rows of `columns` elements of `size` bytes. Rows in packs of 16 bytes have at most kShortRow columns;
+/// in a layer norm (`centered`), each thread has fewer of their packs, since its sums for the bias take registers.
 constexpr RegisterLayout register_layout(std::int64_t columns, int size, bool packs, bool centered) {
   const int most = 64 / (size < 4 ? 4 : size);
   if (packs) {
@@ -150,7 +149,7 @@ struct ParametersPlan {
 constexpr int kParametersBlock = 256;  // threads per block
 constexpr int kParametersCluster = 8;  // the most blocks of a cluster
 
-/// For lanes that have `width` columns of `size` bytes each, and load `unroll` rows at once.
+/// A lane has `width` columns of `size` bytes, and loads `unroll` rows at once.
 ParametersPlan plan_parameters(std::int64_t rows, std::int64_t columns, int width, int size, int unroll, bool clusters);
 
 }  // namespace mica::kernels::norm_cuda

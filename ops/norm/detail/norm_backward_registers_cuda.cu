@@ -18,13 +18,13 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// The minimum of blocks per multiprocessor (__launch_bounds__), which limits the registers.
+// The minimum number of blocks per multiprocessor (__launch_bounds__), which limits the registers.
 template <class L>
 constexpr int kLeastBlocks = L::kRows == 1 || L::kElements < 16 ? 1
                              : L::kThreads == kWarp             ? 2
                                                                 : 3;
 
-// Holds rows in registers. Each block has a fixed set of rows, and a thread has the same columns of all its rows.
+// Keeps rows in registers. Each block has a fixed set of rows, and a thread has the same columns of all its rows.
 template <bool kCentered, class T, class W, class L, int V>
 __global__ void __launch_bounds__(L::kBlock, kLeastBlocks<L>)
     norm_backward_registers_kernel(const BackwardRows<T, W> a) {
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
 
 // On the host.
 
-// Launches the kernel with the layout that register_layout() chooses: it changes only at these numbers of columns.
+// Launches the kernel with the layout of register_layout(), which changes only after kEnds columns.
 template <int V, bool kCentered, class T, class W, int... kEnds>
 void launch_in_registers(const BackwardRows<T, W>& a, const NormBackwardPlan& plan,
                          std::integer_sequence<int, kEnds...>) {

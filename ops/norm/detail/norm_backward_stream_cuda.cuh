@@ -9,18 +9,18 @@
 // Stage 1 of backward for rows that stream through shared memory. A thread has the same columns of all its rows, and
 // passes over each row twice:
 //
-//     x, dy ──copies──▶ rows in shared memory ──pass 1──▶ Σ g, Σ g · x̂ ──SumExchange──▶ the row's sums
+//     x, dy ──copies──▶ rows in shared memory ──pass 1──▶ Σ g, Σ g · x̂ ──exchange──▶ the row's sums
 //                          │                        └──▶ dweight, dbias of the thread's columns, in registers
 //                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
 //
-// If there are enough registers, x̂ and g = dy · weight stay in registers from pass 1 to pass 2. In a cluster,
-// exchanging the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
+// If there are enough registers, x̂ and g = dy · weight remain in them from pass 1 to pass 2. In a cluster, exchanging
+// the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
 
 namespace mica::kernels::norm_cuda {
 
-/// Stores data that the kernel does not read. The compiler may move loads across this store. It does not split a store
-/// of 16 bytes, as it would split an ordinary one that follows a branch and precedes another store.
+/// Stores data that the kernel does not read, so that the compiler may move loads across this store. Unlike an ordinary
+/// store after a branch, it is never split.
 template <class T, int V>
 __device__ void store_pack(T* to, const Pack<T, V>& pack) {
   if constexpr (sizeof(pack) == 16) {
@@ -96,7 +96,7 @@ class StreamedBackward {
   static constexpr bool kCentered = Policy::kCentered;
   // Whether pass 1 of a row precedes pass 2 of the previous row.
   static constexpr bool kAhead = kGroup == Group::cluster;
-  // Whether x̂ and g of a row stay in registers: a thread has room for this many elements.
+  // Whether x̂ and g of a row are in registers from pass 1 to pass 2.
   static constexpr bool kInRegisters = kGroup != Group::cluster && kElements <= 16;
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a row by a later one.
   static constexpr bool kFetchEarly = kInRegisters && !Policy::kAdds;
@@ -119,7 +119,7 @@ class StreamedBackward {
     return {at_.first * a_.columns + at_.begin + std::int64_t{at_.first_pack} * V, {}, true};
   }
 
-  /// Reads pack i of a row from its stage, and computes x̂ and g. Returns dy.
+  /// Reads pack i of a row from its stage, computes x̂ and g, and returns dy.
   __device__ void look(const Row& row, int stage, int i, float (&dy)[V]) {
     float x[V];
     float w[V];
@@ -133,17 +133,16 @@ class StreamedBackward {
     }
   }
 
-  /// Pass 1 of a row: adds to dweight and dbias, and returns the row's sums over kLanes lanes. The lower half of these
-  /// lanes gets Σ g, the upper half Σ g · x̂; if not centered, all get Σ g · x̂. `pending` later rows may still be in
-  /// flight.
+  /// Pass 1 of a row: adds to dweight and dbias, and returns the sums over kLanes lanes: Σ g in the lower half of these
+  /// lanes, Σ g · x̂ in the others, or in all if not centered. `pending` later rows may still be in flight.
   __device__ float begin_row(const Row& row, int stage, int pending) {
     float g_sum = 0;
     float gx_sum = 0;
     cuda::wait_copies(pending);
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      // Without kBranches, absent packs are added too, since they and their weights are zeros. Branches keep the
-      // compiler from loading many packs at once, which would fill the registers.
+      // Without kBranches, absent packs are added as zeros. With many packs, the branches keep the compiler from
+      // loading all of them at once, which would spill registers.
       if (!kBranches || i < at_.packs) {
         float dy[V];
         look(row, stage, i, dy);
@@ -309,7 +308,7 @@ class StreamedBackward {
     }
   }
 
-  /// The index in the partial sums of the block's first column, in its row: each team has one.
+  /// The index of the block's first partial sum: each cluster has a row of them.
   __device__ std::int64_t first_partial() const { return Shape::Thread::cluster_index(p_) * a_.columns + at_.begin; }
 
   /// Whether the thread's sums go through shared memory, since several threads have the same columns.

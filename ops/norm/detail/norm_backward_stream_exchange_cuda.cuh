@@ -9,14 +9,12 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Adds up two numbers per warp of a team through shared memory. Each member of the team leaves its two numbers, and
-/// all members read those of all others. Members are the warps of a block or, in a cluster, its up to 16 blocks, each
-/// of which first adds up its warps' numbers. Leaving does not wait, except that in a cluster, one warp of each block
-/// waits for the block's other warps. A warp may be a row ahead of others.
+/// Adds up two numbers per warp of a row group. Its warps write them to shared memory, and read those of all others; in
+/// a cluster, each block first adds up the numbers of its warps, and then the blocks exchange the results. Writing does
+/// not wait, except for one warp per block of a cluster, so a warp may be a row ahead of others.
 ///
-/// Wherever a warp has two numbers, the first is in its lower 16 lanes, the second in the upper ones. In each half,
-/// only four lanes read numbers, and these same lanes arrive at barriers. So each lane's arrival follows its own reads.
-/// If one lane arrived for all, after __syncwarp(), race checkers would report a hazard.
+/// The first number of a warp is in its lower 16 lanes, the second in the upper ones. The four lanes of each half that
+/// read numbers also arrive at the barriers, so that race checkers see that reads precede arrivals.
 template <Group kGroup>
 class SumExchange {
  public:
@@ -40,8 +38,8 @@ class SumExchange {
     __syncthreads();  // race checkers want barriers to be initialized before copies begin
   }
 
-  /// Call it after the constructor, and after copies have begun. Waits for the barriers of all blocks of the team, and
-  /// for what this block's threads have written to shared memory.
+  /// Call it after copies have begun. Waits for the barriers of all blocks of the row group, and for what this block's
+  /// threads have written to shared memory.
   __device__ void open() {
     if (kGroup != Group::warp && threadIdx.x < kWarp) {
       // Absent members then add 0.
@@ -58,7 +56,7 @@ class SumExchange {
     }
   }
 
-  /// Leaves a warp's two numbers.
+  /// Gives a warp's two numbers to the others.
   __device__ void leave(float mine) {
     const int lane = threadIdx.x % kWarp;
     const int warp = threadIdx.x / kWarp;
@@ -87,16 +85,16 @@ class SumExchange {
     ++left_;
   }
 
-  /// Waits until all members have left their numbers for the next row that was not taken yet. Returns the first sum in
-  /// lane 0 and the second one in lane 16; other lanes' results mean nothing.
+  /// Waits for the numbers of all members for the next row. Returns the first sum in lane 0 and the second one in lane
+  /// 16; the results of other lanes are undefined.
   __device__ float take() {
     const int index = taken_ % kExchanges;
     const int parity = taken_ / kExchanges % 2;
     ExchangeNumbers& last = numbers_[kLevels - 1];
     cuda::wait(last.barriers + index, parity);
     if (kGroup == Group::cluster) {
-      // This phase was completed earlier. Waiting for it nevertheless orders this warp after the reads of the other
-      // warps, which race checkers recognize, too.
+      // This phase is already complete. Waiting for it orders this warp after the reads of the others, also for race
+      // checkers.
       cuda::wait(numbers_[0].barriers + index, parity);
     }
     ++taken_;
@@ -115,7 +113,7 @@ class SumExchange {
   static constexpr int kLevels = kGroup == Group::cluster ? 2 : 1;
   static constexpr int kReaders = 4;  // lanes that read the first numbers, and as many that read the second ones
 
-  // Where a member's number is. Each reader gets four of them by one load.
+  // The index of a member's number, such that each reader gets four of them by one load.
   __device__ static int index_of_member(int member) { return member % kReaders * 4 + member / kReaders; }
 
   // Adds up the first numbers of all members in the first readers, and their second numbers in the other ones.

@@ -7,8 +7,8 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// The statistics of a team's rows. kLanes lanes load those of the next kLanes rows together, one row per lane. Loads
-/// return in order, so a load in each row would wait behind the copies of x and dy.
+/// The statistics of a row group's rows. kLanes lanes load those of the next kLanes rows together, since a load for
+/// each row would wait behind the copies of x and dy.
 template <class T, class W, bool kCentered, class Shape>
 class StatisticsAhead {
   static constexpr int kLanes = Shape::kLanes;

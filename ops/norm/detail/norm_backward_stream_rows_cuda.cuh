@@ -1,6 +1,6 @@
 #pragma once
 
-// Streamed rows: copies the matrices that are read through shared memory, row after row, ahead of their use.
+// Streamed rows: copies the matrices to shared memory, row after row, ahead of their use.
 
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_stream_shape_cuda.cuh>
@@ -40,7 +40,7 @@ class RowsAhead {
                     a_.template matrix<2>() + from);
       }
     }
-    cuda::commit_copies();  // also without copies, since wait() counts the commits
+    cuda::commit_copies();  // also without copies, since wait_copies() counts the commits
     row_ += at_.step;
     from_ += at_.step * a_.columns;
   }

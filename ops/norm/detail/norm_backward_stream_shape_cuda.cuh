@@ -2,9 +2,9 @@
 
 // Streamed rows: the sizes of the kernel, and which rows and columns a thread has.
 //
-// A block has blockDim.y groups of blockDim.x threads. Each group processes rows first, first + step, …. If a row is
-// too long for a block, `cluster` blocks share it, and each has a slab of its columns. The shared memory holds D rows,
-// or slabs, per group, which are in use or still being copied.
+// A block has blockDim.y row groups of blockDim.x threads, which process rows first, first + step, …. If a row is too
+// long for a block, the blocks of a cluster share it, and each has a slab of its columns. In shared memory, each group
+// has D rows, or slabs, which are in use or being copied.
 
 #include <cstdint>
 #include <type_traits>
@@ -14,9 +14,8 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Which rows and packs a thread has. Its packs of a row are first_pack, first_pack + kLanes, …, so that those of
-/// neighboring lanes are adjacent. If a warp has several rows, these are adjacent, too, and kLanes neighboring lanes
-/// share each of them.
+/// A thread's rows, and its packs of them: first_pack, first_pack + kLanes, …. If a warp has several rows, these are
+/// adjacent, and kLanes neighboring lanes share each of them.
 template <Group kGroup, int kLanes = kWarp>
 struct StreamThread {
   int rank;                                          // the block's, among those that share a row

@@ -94,8 +94,7 @@ void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end,
   }
 }
 
-// The arguments of backward for one row. Functions use a copy of them, so that the compiler sees that no store changes
-// them.
+// The arguments of backward for one row. Functions copy them, so that the compiler knows that no store changes them.
 template <bool kCentered_, class S>
 struct BackwardRow {
   static constexpr bool kCentered = kCentered_;

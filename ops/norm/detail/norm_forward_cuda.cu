@@ -3,7 +3,7 @@
 #include <mica/core/cuda/device.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward on CUDA: makes the plan for a norm, and calls the launcher that the plan names.
+// Forward on CUDA: plans a norm, and calls the launcher that the plan names.
 
 namespace mica::kernels {
 

@@ -2,7 +2,7 @@
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 #include <mica/ops/rows/row_loop.cuh>
 
-// Forward for rows of any length and alignment. One block computes a row, which it reads twice:
+// Forward for rows of any length and alignment. A block reads its row twice:
 //
 //   x ──▶ moments of batches, joined, and reduced over the block        x ──▶ · rstd, weight, bias ──▶ y
 

@@ -74,7 +74,7 @@ NormForwardPlan plan_of(const NormShape& s) {
              : p;
 }
 
-/// The schedule of a plan for held rows. It does not affect the bits of results.
+/// The schedule of a plan for rows in registers. It does not affect the bits of results.
 Schedule schedule_of(const NormShape& s, const NormForwardPlan& p) {
   const auto has = [&](Schedule schedule) { return has_schedule(shares(s), p.shape, schedule); };
   // Threads per multiprocessor up to which a single wave is faster, measured on an H200.
@@ -86,8 +86,8 @@ Schedule schedule_of(const NormShape& s, const NormForwardPlan& p) {
   return has(Schedule::many_waves) ? Schedule::many_waves : Schedule::persistent;
 }
 
-/// The most rows that a block computes at once if they share the parameters in shared memory. For short rows, two
-/// blocks per multiprocessor, with half as many threads each, are fastest.
+/// The most rows that a block computes at once if they share the parameters in shared memory. For short rows, blocks of
+/// half the size are faster.
 int most_sharing(int threads) {
   const int block = threads <= 128 ? kSharingBlock / 2 : threads <= 256 ? 896 : kSharingBlock;
   return block / threads;

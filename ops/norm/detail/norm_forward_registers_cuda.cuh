@@ -1,16 +1,14 @@
 #pragma once
 
-// Forward for rows that are read once, and then held in the registers of some lanes, a warp, a block or a cluster until
-// y is written:
+// Forward for rows that are read once, into the registers of some lanes, a warp, a block or a cluster:
 //
 //   x (+ residual, x_bias) ──▶ packs in registers ──────────────────────▶ · rstd, weight, bias ──▶ y
 //                                │       │                                      ▲
 //                                ▼       └─▶ differences from a shift ──▶ moments, reduced over the group
 //                               sum
 //
-// With Schedule::single_wave there are enough registers to load weight and bias while x is in flight. Persistent blocks
-// load the next row while they compute this one, and keep weight and bias in shared memory. Clusters are for rows that
-// are too long for a block.
+// In a single wave, a thread has enough registers to load weight and bias together with x. Persistent blocks load the
+// next row while they compute this one, and have weight and bias in shared memory.
 
 #include <algorithm>
 #include <climits>
@@ -45,8 +43,7 @@ struct RegisterShape {
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
   static constexpr bool kShares = V > 1 && shares_parameters(N::kCentered, kAdds, sizeof(T), sizeof(W));
 
-  // Persistent blocks have the parameters in shared memory. If they do not form clusters, they compute several rows at
-  // once, even if several warps share each row.
+  // Persistent blocks have the parameters in shared memory and, except in clusters, compute several rows at once.
   using Parameters = std::conditional_t<
       kPersistent, SharedParameters<W, V, N::kCentered>,
       std::conditional_t<kSingleWave, KeptParameters<W, V, P, kStep, N::kCentered, /*kAtOnce=*/true>,
@@ -127,9 +124,8 @@ struct Rows {
   }
 };
 
-/// A thread's packs of a row, with zeros in place of absent packs, and the row's shift. All computations use the
-/// differences of elements from the shift. 16-bit elements stay packed in registers, so that more threads fit on a
-/// multiprocessor.
+/// A thread's packs of a row, with zeros for absent ones, and the shift that is subtracted from all elements. 16-bit
+/// elements remain packed, so that more threads fit on a multiprocessor.
 template <class H>
 class RegisterRow {
   using N = typename H::N;
@@ -160,7 +156,7 @@ class RegisterRow {
   __device__ void add(const Addends<T>& a, std::int64_t begin, const Columns<H>& columns, std::uint64_t policy) {
     Tile residuals;
     load_packs(a.residual + begin + columns.first, columns.end - columns.first, policy, residuals);
-    // Which elements dropout keeps is drawn here, while the loads are in flight and few registers are in use.
+    // Dropout is drawn while the loads are in flight and few registers are in use.
     unsigned kept = 0;  // a bit for each element
     if (a.threshold > 0) {
       static_assert(P * V <= 32);
@@ -200,7 +196,7 @@ class RegisterRow {
     }
   }
 
-  /// Computes the shift from the first elements of the row. Call it once: elements in the type of sums are replaced by
+  /// Computes the shift from the first elements of the row. Call it once: it replaces elements that are not packed by
   /// their differences from the shift.
   __device__ S find_shift(const Columns<H>& columns) {
     if constexpr (!N::kCentered) {
@@ -257,7 +253,7 @@ class RegisterRow {
     }
   }
 
-  // The shift of a sum, whose first elements the group's first thread has.
+  // The shift of a sum. Only the group's first thread has the first elements.
   __device__ S shift_of_sum() const {
     const Pack<T, V>& mine = tile_.pack(0);
     const S shift = shift_of(reinterpret_cast<const Pack<T, kFirst>&>(mine));
@@ -329,14 +325,13 @@ __device__ MeanAndSquares<S> find_moments(const RegisterRow<H>& row, const Colum
   }
 }
 
-/// Computes a thread's part of a row whose squares overflow, or that is not finite. `mine`: whether the thread's own
-/// row is such a row, and not only the row of other lanes of its warp.
+/// Computes a thread's part of a row whose squares overflow, or that is not finite. Threads whose own row is an
+/// ordinary one (`mine` is false) take part in the shuffles.
 template <class H, class T, class W>
 __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p,
                                      typename Rows<H>::Index row, bool mine) {
   using S = typename H::S;
-  // Hides from the compiler that these values are the same as before. Otherwise it would keep what it has computed from
-  // them in registers until here.
+  // Opaque, since otherwise the compiler would keep what it has computed from them in registers until here.
   const int lane = opaque(static_cast<int>(threadIdx.x));
   S eps = a.eps;
   if constexpr (sizeof(S) == 4) {
@@ -391,8 +386,8 @@ __device__ void write_packs(const RegisterRow<H>& row, const Columns<H>& columns
   }
 }
 
-/// Computes a row of `rows` (x, or the sums) that its group holds in registers. kBoth: weight and bias are known to be
-/// present. Lanes without a row help with shuffles.
+/// Computes a row of `rows` (x, or the sums), which is in its group's registers. kBoth: weight and bias are known to be
+/// present. Lanes without a row take part in the shuffles.
 template <bool kBoth, class H, class T, class W, class S = typename H::S>
 __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p,
                               RegisterRow<H>& in_registers, const Columns<H>& columns,
@@ -438,11 +433,11 @@ __device__ typename H::Parameters parameters_of(const Forward<typename H::T, typ
   }
 }
 
-/// Computes the rows of a group, one after another. It loads its next row while it computes the current one.
+/// Computes the rows of a group, one after another, and loads the next row meanwhile.
 template <class H, class T, class W>
 __device__ void normalize_rows(const Forward<T, W>& a, const NormForwardPlan& p, const Rows<H>& rows,
                                unsigned char* memory, typename H::Threads& threads) {
-  // Computed again for each row: registers that hold them would be spilled.
+  // Computed again for each row, since the registers for them would be spilled.
   const auto columns = [&] {
     return Columns<H>(p, static_cast<int>(a.columns), opaque(static_cast<int>(threadIdx.x)));
   };
@@ -501,7 +496,7 @@ unsigned persistent_grid(Kernel kernel, const NormForwardPlan& p, const cuda::La
   if constexpr (H::kGroup == Group::cluster) {
     return std::min<unsigned>(wanted, launch.resident(kernel));
   } else {
-    // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
+    // More blocks balance the load, but each block loads the parameters.
     const bool is_long = H::kGroup == Group::block && p.threads > 128;
     const bool more = bytes > 40 << 20 && !is_long;
     const unsigned most = launch.resident(kernel) * (more ? 4 : 1);

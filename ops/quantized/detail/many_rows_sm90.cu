@@ -1,6 +1,6 @@
-// Products of 16-bit rows with a quantized weight by wgmma, for compute capability 9.0. The left operand of wgmma may
-// be in registers, so the product is computed as yᵀ = wᵀ · xᵀ: the weight's integers are converted to 16-bit fragments
-// in registers, and x is in shared memory. README.md shows the fragments.
+// Products of 16-bit rows with a quantized weight by wgmma, for compute capability 9.0, as yᵀ = wᵀ · xᵀ: the left
+// operand of wgmma may be in registers, where the weight's integers are converted to 16-bit fragments. README.md shows
+// these.
 
 #include <algorithm>
 #include <cstddef>
@@ -83,8 +83,8 @@ __device__ void copy_all(const ManyRowsProduct& a, const Maps& maps, const Block
 template <int kRows>
 using Sums = float[kRows / 2];
 
-// A thread's index among the consumers, and the offsets of its data in a stage. They are forced to stay in registers,
-// since the compiler would recompute them at each use.
+// A thread's index among the consumers, and the offsets of its data in a stage. They are opaque, since the compiler
+// would compute them again at each use.
 template <int kBits, int kRows>
 struct StageOffsets {
   using P = BlockPlan<kBits, kRows>;
@@ -185,7 +185,7 @@ __device__ void multiply_tiles(const ManyRowsProduct& a, const Block<kBits, kRow
   Fragments odd = {};
   int i = 0;
 #pragma unroll 1
-  for (; i + 1 < b.tiles; i += 2) {  // in pairs, since the compiler serializes products if there is a branch in between
+  for (; i + 1 < b.tiles; i += 2) {  // in pairs, since a branch would make the compiler serialize the products
     multiply_tile(i, even, odd);
     multiply_tile(i + 1, odd, even);
   }
@@ -219,9 +219,9 @@ __device__ void write_sums(const StageOffsets<kBits, kRows>& at, const Sums<kRow
   }
 }
 
-/// Adds up the sums of all parts of K for the block's strip and rows, and writes y. If two blocks form a cluster, each
-/// does this for every other group of rows. Sums of the cluster's blocks are read from shared memory. Those of several
-/// clusters go through global memory, and the cluster that finishes last adds them. The order of addition is fixed.
+/// Adds up the sums of all parts of K for the block's strip and rows, in a fixed order, and writes y. The blocks of a
+/// cluster read each other's shared memory, and each adds every other group of rows. The sums of several clusters go
+/// through global memory, and the cluster that finishes last adds them.
 template <class T, int kBits, int kRows>
 __device__ void finish(const ManyRowsProduct& a, const Block<kBits, kRows>& b, float* sums, volatile bool* is_last) {
   constexpr int kQuads = kStrip / 4;
@@ -370,9 +370,8 @@ __global__ void __launch_bounds__(kSimpleThreads) clear_kernel(int* counters, in
 
 // On the host.
 
-/// The number of parts of K that is fastest according to a model. Its constants are the overhead of a block and that of
-/// adding sums through global memory, in units of the time of a tile. They were fitted to measurements of shapes from
-/// 1024 × 1024 to 14336 × 4096 on an H200.
+/// The number of parts of K that is fastest according to a model, in units of the time of a tile. Its constants were
+/// fitted to shapes from 1024 × 1024 to 14336 × 4096 on an H200.
 int splits_for(std::int64_t blocks, int rows, int tiles) {
   constexpr int kOwnCost = 30;
   int best = 1;

@@ -97,8 +97,7 @@ struct Target {
 };
 
 /// Reduces the part of thread `t` out of `threads` of the elements [begin, end) of one result; begin is a multiple of
-/// the pack size. Contiguous rows are read in packs of 16 bytes. Which elements a thread has does not depend on
-/// alignment.
+/// the pack size. Which elements a thread has does not depend on alignment.
 template <class T, class Op>
 __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePlan::Axes& reduced, std::int64_t begin,
                                        std::int64_t end, int t, int threads, ShiftOf<Op> shift) {
@@ -312,9 +311,8 @@ struct ThreadColumns {
   }
 };
 
-/// Columns run along the innermost kept axis. A block's threads form a grid that is `width` threads wide, a power of
-/// two up to 32; each thread has kColumnPack columns of x. Which rows a thread has does not depend on alignment; which
-/// columns does.
+/// Columns run along the innermost kept axis. A block's threads form a grid of `width` columns, a power of two up to
+/// 32, and each has kColumnPack columns of x. A thread's rows do not depend on alignment.
 template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
     reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t part_rows,

@@ -119,8 +119,8 @@ void merge_partials(const ReduceSteps& steps, const Sink& y, const std::byte* pa
   y.write(steps, result, width, out, stride);
 }
 
-// The case that a result's elements are adjacent in memory: reduces result by result. A result's leaves form groups,
-// which threads share.
+// Reduces result by result, if a result's elements are adjacent in memory. Its leaves form groups, which are split
+// among threads.
 class RowReduction {
  public:
   RowReduction(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y)
@@ -164,12 +164,12 @@ class RowReduction {
   }
 
   // How many runs to reduce in one call, if `rest` runs follow run `index` and `done` runs are in the cascade: a power
-  // of two, so that they form a subtree of the cascade.
+  // of two, so that they are a subtree of the cascade.
   std::int64_t runs_together(std::int64_t index, std::int64_t done, std::int64_t rest) const {
     if (leaves_per_run_ != 1) {
       return 1;
     }
-    // There are several runs, since reduce_short_rows() reduces single ones. So there is another reduced axis.
+    // There is another reduced axis, since reduce_short_rows() reduces single runs.
     const std::int64_t neighbors = plan_.reduced.axis[plan_.reduced.rank - 2].size;
     const std::int64_t most = std::min({x_.rows_at_once(run_.size), rest, neighbors - index % neighbors});
     const auto runs = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
@@ -220,8 +220,8 @@ class RowReduction {
   const std::int64_t groups_ = std::max<std::int64_t>((leaves_ + group_ - 1) / group_, 1);
 };
 
-// The case that elements of different results are adjacent in memory, so that the innermost kept axis has stride 1 in
-// x: reduces tiles of columns, row by row. The rows of a tile form groups, which threads share.
+// Reduces tiles of columns, row by row, if the innermost kept axis has stride 1 in x. The rows of a tile form groups,
+// which are split among threads.
 class ColumnReduction {
  public:
   ColumnReduction(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y)
@@ -284,7 +284,7 @@ class ColumnReduction {
     }
   }
 
-  // Reduces rows [begin, end) of the columns at `tile` into *acc.
+  // Reduces rows [begin, end) of a tile into *acc.
   void reduce_leaf_of(const ColumnTile& tile, std::int64_t begin, std::int64_t end, const void* shifts,
                       void* acc) const {
     alignas(64) std::byte buffers[4][kTile * sizeof(std::int64_t)];

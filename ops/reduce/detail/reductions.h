@@ -1,9 +1,8 @@
 #pragma once
 
-// The element functions of reductions, shared by both devices. A reduction starts with identity(), maps element i of a
-// row with map(x, shift, i), merges partial results with combine() and ends with finish(). Elements of type T are
-// converted to Value first. Reductions in two passes have a `shift` per result, which the first pass computes; its type
-// is Op::Shift if that exists, else Value.
+// The element functions of reductions, for both devices. A reduction starts with identity(), maps element i of a row,
+// converted to Value, with map(x, shift, i), merges partial results with combine() and ends with finish(). Reductions
+// in two passes have a `shift` per result, of type Op::Shift or Value, which the first pass computes.
 
 #include <cmath>
 #include <cstdint>

@@ -37,8 +37,7 @@ __device__ void write_elements(const Direction& direction, const typename Direct
       });
 }
 
-/// A row for kLanes lanes of a warp, or for a block. The order of its sum is counted from its beginning, so that the
-/// result does not depend on its address.
+/// A row for kLanes lanes of a warp, or for a block. Which elements a thread has does not depend on the row's address.
 template <class Direction, Group kGroup, int kLanes>
 __global__ void __launch_bounds__(rows::kMostGroupThreads, sizeof(typename Direction::T) == 8 ? 1 : 2)
     softmax_looped(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction) {
@@ -46,7 +45,8 @@ __global__ void __launch_bounds__(rows::kMostGroupThreads, sizeof(typename Direc
   __shared__ typename Threads::Exchange exchange;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const std::int64_t first = row * columns + threadIdx.x;
-  const std::int64_t end = row < rows ? row * columns + direction.seen(row, columns) : 0;  // others help with shuffles
+  const std::int64_t end =
+      row < rows ? row * columns + direction.seen(row, columns) : 0;  // others take part in shuffles
   const auto found = Threads(exchange).all_reduce(reduced_elements(direction, m, first, end, blockDim.x));
   write_elements(direction, m, first, end, blockDim.x, found);
   if (Direction::kMasked && row < rows) {

@@ -25,15 +25,15 @@ struct LayoutEntry {
   static constexpr int kLanes = kEntry.lanes;
   static constexpr int kStep = kLanes * V;  // columns from a thread's pack to its next one
 
-  /// The number of blocks that should fit on a multiprocessor (__launch_bounds__), if each thread holds `words` words
-  /// of rows in registers.
+  /// The number of blocks that should fit on a multiprocessor (__launch_bounds__), if each thread has `words` words of
+  /// rows in registers.
   static constexpr int least_blocks(int words) {
     constexpr int kOtherRegisters = 24;
     return kEntry.blocks != 0 ? kEntry.blocks : 65536 / (kEntry.threads * ((words + kOtherRegisters + 7) / 8 * 8));
   }
 };
 
-/// The row that a block or a group of its threads works on, and the columns of it that they have.
+/// The row of a block, or of a group of its threads, and the columns of it that they have.
 template <Group kGroup>
 struct RowSlab {
   std::int64_t row;
@@ -79,8 +79,8 @@ class RegisterRow {
 
   __device__ static int first() { return Packs::template first_column<L::kLanes>(); }  // the thread's first column
 
-  /// Loads the packs of the first `seen` columns of a slab, which begins at index `begin`; the others become absent
-  /// elements. The kernel reads `elements` elements.
+  /// Loads the packs of the first `seen` columns of a slab, which begins at index `begin`; the others are absent. The
+  /// kernel reads `elements` elements in all.
   __device__ void load(const typename Direction::Inputs& m, std::int64_t begin, int seen, std::int64_t elements) {
     const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
 #pragma unroll
@@ -98,7 +98,7 @@ class RegisterRow {
     }
   }
 
-  /// The reduction of a warp's, or of the row's lanes', elements.
+  /// The reduction over the lanes of a warp that share the row.
   __device__ Found reduced(const Direction& direction, int seen) {
     const int left = seen - first();
     auto found = Found::nothing();
@@ -136,8 +136,8 @@ class RegisterRow {
     }
   }
 
-  /// Writes the results of a row with `columns` columns. Masked rows get zeros from column `seen` on. in_warp: what
-  /// reduced() has returned. found: the same for the whole row.
+  /// Writes the results of a row with `columns` columns; masked rows get zeros from column `seen` on. in_warp is what
+  /// reduced() has returned, found the same for the whole row.
   __device__ void write(T* row, const Direction& direction, int columns, int seen, const Found& in_warp,
                         const Found& found) const {
     S prepared = direction.prepared(found);

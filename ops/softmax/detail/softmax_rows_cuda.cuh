@@ -13,8 +13,8 @@
 
 namespace mica::kernels::softmax_rows {
 
-/// Runs the kernel for entry kIndex of kSoftmaxLayouts: one row per block, several rows per block, or one row per
-/// cluster. Streamed: as many clusters as the GPU runs at a time, each of which processes row after row.
+/// Runs the kernel for entry kIndex of kSoftmaxLayouts: one or several rows per block, or one row per cluster. If
+/// streamed, as many clusters as the GPU runs at a time process row after row.
 template <int kIndex, class Direction>
 void run_layout(const typename Direction::Inputs& m, std::int64_t rows, std::int64_t columns,
                 const Direction& direction, const SoftmaxPlan& plan) {

@@ -1,7 +1,6 @@
 #pragma once
 
-// Forward of long aligned rows. As many clusters as the GPU runs at a time stay on their multiprocessors, and each of
-// them processes row after row:
+// Forward of long aligned rows. As many clusters as the GPU runs at a time are persistent, and process row after row:
 //
 //     global memory ──▶ shared memory ──▶ registers ──▶ maximum and sum of the warp ──▶ other warps of the cluster
 //                       (several rows     (two rows)                                                 │
@@ -12,8 +11,8 @@
 //                                             ▼
 //                                       global memory
 //
-// A warp begins the next row before it takes the other warps' sums of this one. So it does not wait for slower blocks,
-// and rows are copied all the time.
+// A warp begins the next row before it takes the other warps' sums of this one, so that it does not wait for slower
+// blocks.
 
 #include <mica/ops/rows/row_ring.cuh>
 #include <mica/ops/softmax/detail/softmax_registers_cuda.cuh>
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(L::kEntry.threads, 1)
   ring.fill(packs, rows::pack_of_one<L::V>(static_cast<T>(Forward::kAbsent)));
   int stage = 0;  // of the row to be loaded next
   // Starts copying row i, counted from the first that has not ended, to the stage that was loaded last. All elements of
-  // that row have been used: loads from shared memory may otherwise still be under way.
+  // the previous row in that stage must have been used.
   const auto fetch = [&](int i) {
     if (i < left) {
       ring.fetch_present(stage, policy, packs, m.in[0] + first + Registers::first() + i * step);

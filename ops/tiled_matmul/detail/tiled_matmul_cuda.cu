@@ -10,8 +10,7 @@
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
 // The kernels for all GPUs and all strides: one for 16-bit floats, with tensor cores, and one for other dtypes,
-// without. On compute capability 9.0, 16-bit products use tiled_matmul_sm90.cu where possible, which is about eight
-// times as fast; large matrices that it cannot read are copied to an aligned layout first.
+// without. On compute capability 9.0, 16-bit products use the faster tiled_matmul_sm90.cu where possible.
 
 namespace mica::kernels {
 
@@ -74,8 +73,7 @@ struct Source {
 };
 
 /// A slice of an operand in shared memory. Its lines run along K and have length kSlice, or run along the rows of A
-/// (the columns of B) and have length kTile. Lines are padded by 16 bytes, so that the same position of 8 consecutive
-/// lines is in different banks.
+/// (the columns of B) and have length kTile. They are padded by 16 bytes against bank conflicts.
 template <Lines kLines>
 struct OperandSlice {
   static constexpr int kCount = kLines == Lines::depth ? kTile : kSlice;
@@ -308,8 +306,7 @@ void multiply_fma(const TiledMatmulArgs& args) {
            args.y.data<T>(), product, static_cast<T>(slope_of(args.activation)));
 }
 
-/// Whether a product is so large, and uses each element so often, that copying its operands to an aligned layout saves
-/// time.
+/// Whether a product uses each element so often that copying its operands to an aligned layout saves time.
 bool is_worth_copies(const TiledMatmulArgs& args) {
   const double m = static_cast<double>(args.y.size(0));
   const double n = static_cast<double>(args.y.size(1));

@@ -28,8 +28,8 @@ struct LeakyRelu {
   }
 };
 
-/// Calls f.operator()<P>() with the plan that is fastest for the sizes. Wide tiles take the least time per element; but
-/// if there are too few of them, some multiprocessors are idle. All plans sum an element in the same order.
+/// Calls f.operator()<P>() with the fastest plan for the sizes: wide tiles, unless they leave many multiprocessors
+/// idle. All plans sum an element in the same order.
 template <class F>
 void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const int blocks = cuda::multiprocessor_count();
