@@ -211,7 +211,7 @@ class Pool {
       std::uint64_t was = left.load(std::memory_order_relaxed);
       while (was >> 32 < static_cast<std::uint32_t>(was)) {
         const std::uint64_t next = owner == id ? was + (std::uint64_t{1} << 32) : was - 1;
-        // A helper that comes late takes a part of the next call here, which is as good.
+        // A late helper may take a part of the next call here, which is correct, too.
         if (left.compare_exchange_weak(was, next, std::memory_order_acquire, std::memory_order_relaxed)) {
           run_part(owner == id ? was >> 32 : static_cast<std::uint32_t>(next));
           was = left.load(std::memory_order_relaxed);
@@ -236,7 +236,7 @@ class Pool {
   [[maybe_unused]] const Pool* const parent_;  // of the process that forked this one, so that it is no leak
   std::vector<std::thread> helpers_;
   Waiting waiting_;  // of the caller
-  // The current call. Whoever has taken a part reads it; it stays until all parts are finished.
+  // The current call, until all parts are finished. Whoever has taken a part reads it.
   const Body* body_ = nullptr;
   Parts parts_;
   std::vector<ThreadRange> ranges_;

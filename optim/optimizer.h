@@ -110,7 +110,7 @@ class Optimizer {
   virtual void run(Device device, const kernels::OptimizerStep& step) = 0;
 
   /// Takes the sums of squares of the parameters' gradients, (n) float64 on one device, and returns those that the norm
-  /// is computed from. An optimizer that has only a share of the parameters adds the sums of the other shares. Called
+  /// is computed from. An optimizer that has only a part of the parameters adds the sums of the other parts. Called
   /// once for each device, by each step that needs the norm.
   virtual Tensor sums_of_all_squares(const Tensor& sums) { return sums; }
 
