@@ -22,10 +22,11 @@ constexpr std::int64_t kMostUnpackedColumns = 8192;
 // smaller blocks fit on a multiprocessor.
 constexpr std::int64_t kMostBlockColumns = 16384;
 constexpr std::int64_t kMostBlockColumnsBackward = 10240;
-// For rows that are read twice: the longest row of 8 lanes, the longest of a warp, and a block's elements per thread.
+// For rows that are processed element by element: the longest row of 8 lanes, the longest of a warp, and a block's
+// elements per thread.
 constexpr std::int64_t kMostLaneColumns = 128;
-constexpr std::int64_t kMostWarpColumns = 1024;
-constexpr int kLoopedElements = 8;
+constexpr std::int64_t kMostWarpColumns = 512;
+constexpr int kLoopedElements = 16;
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 

@@ -60,7 +60,7 @@ struct SoftmaxProblem {
 
 /// The kernel for rows of a given length, and how many threads share a row.
 struct SoftmaxPlan {
-  int layout = -1;  // of kSoftmaxLayouts; −1: rows are read twice, element by element
+  int layout = -1;  // of kSoftmaxLayouts; −1: softmax_looped, element by element
   int threads = 0;  // per block, that share a row
   int rows = 1;     // per block
   int cluster = 1;  // blocks that share a row
