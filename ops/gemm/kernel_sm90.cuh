@@ -43,7 +43,7 @@ struct GemmMemory {
 
 /// A warpgroup's part of a tile: all of it, or half of its rows.
 template <class EpilogueMemory>
-struct Tile {
+struct WarpgroupTile {
   int row;     // the first, in the output
   int column;  // the first, in the product
   EpilogueMemory& memory;
@@ -79,11 +79,11 @@ __device__ void consume(GemmMemory<P, Epilogue>& shared, const Sizes& sizes, con
   for (int number = static_cast<int>(blockIdx.x) / P::kCluster + (kPingPong ? consumer * blocks : 0);
        number < sizes.order.size(); number += kPingPong ? kConsumers * blocks : blocks, parity ^= 1) {
     const Corner corner = corner_of<P>(sizes, number);
-    const Tile<typename Epilogue::Memory> tile{.row = corner.row + first_line,
-                                               .column = corner.column,
-                                               .memory = shared.of_epilogue[consumer],
-                                               .loaded = &shared.loaded[consumer],
-                                               .parity = parity};
+    const WarpgroupTile<typename Epilogue::Memory> tile{.row = corner.row + first_line,
+                                                        .column = corner.column,
+                                                        .memory = shared.of_epilogue[consumer],
+                                                        .loaded = &shared.loaded[consumer],
+                                                        .parity = parity};
     auto loaded = begin(epilogue, buffers, tile);
     if constexpr (kPingPong) {
       // Waits for the warpgroup's turn. Before the other warpgroup has consumed its last stage, this one could mistake

@@ -63,7 +63,7 @@ std::span<const Line> table_of(const NormBackwardCase& c) {
   return c.size == 2 ? std::span<const Line>(kOf16Bits) : kOfFloat32;
 }
 
-// How many clusters can have a row for each of their groups. A block without a cluster counts as one.
+// The clusters that run at once, or fewer if there are not enough rows for all of their groups.
 std::int64_t clusters_that_stream(const StreamPlan& p, std::int64_t rows) {
   return std::min<std::int64_t>(persistent_blocks(p.cluster) / p.cluster, ceil_div(rows, p.groups));
 }
