@@ -77,18 +77,17 @@ constexpr int kKept = sizeof(typename Direction::T) == 8 ? 8 : 16;
 template <Group kGroup>
 constexpr int kMostLoopedThreads = kGroup == Group::block ? rows::kMostGroupThreads : 256;
 
-/// A row for kLanes lanes of a warp, or for a block. The order of its sum is counted from its beginning, so that the
-/// result does not depend on its address.
+/// A row for kLanes lanes of a warp, or for a block. Which elements a thread has does not depend on the row's address.
 template <class Direction, Group kGroup, int kLanes>
 __global__ void __launch_bounds__(kMostLoopedThreads<kGroup>)
     softmax_looped(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction) {
   using Threads = rows::RowGroup<typename Direction::Found, kGroup, kLanes>;
-  __shared__ typename Threads::Shared shared;
+  __shared__ typename Threads::Exchange exchange;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const std::int64_t first = row * columns + threadIdx.x;
-  const std::int64_t end = row < rows ? row * columns + direction.seen(row, columns) : 0;  // others help with shuffles
+  const std::int64_t end = row < rows ? row * columns + direction.seen(row, columns) : 0;  // others only shuffle
   const StridedElements<Direction, kKept<Direction>> elements(direction, m, first, end, blockDim.x);
-  elements.write(Threads(shared).all_reduce(elements.reduced()));
+  elements.write(Threads(exchange).all_reduce(elements.reduced()));
   if (Direction::kMasked && row < rows) {
     for (std::int64_t i = end + threadIdx.x; i < (row + 1) * columns; i += blockDim.x) {
       m.out[i] = static_cast<typename Direction::T>(0.0f);

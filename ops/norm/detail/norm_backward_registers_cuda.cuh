@@ -1,7 +1,7 @@
 #pragma once
 
-// Parts of the kernels that hold rows in registers in a norm's backward: which columns a thread has, its elements, the
-// sums over a row, and the sums over rows. V is the number of columns in a pack.
+// Parts of backward's kernels for rows in registers: a thread's columns and elements, the sums over a row, and the sums
+// over rows. V is the number of columns in a pack.
 
 #include <cstdint>
 
@@ -10,10 +10,10 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// A block of kBlock threads processes kRows rows at once. kThreads threads share a row, and each holds kElements of
-/// its elements in registers.
+/// A block of kBlock threads processes kRows rows at once. kThreads threads share a row, and each has kElements of its
+/// elements in registers.
 template <int kThreads_, int kBlock_, int kElements_>
-struct Layout {
+struct BlockLayout {
   static constexpr int kThreads = kThreads_;
   static constexpr int kBlock = kBlock_;
   static constexpr int kElements = kElements_;
@@ -25,8 +25,8 @@ struct Layout {
   static_assert(kOneWarp || kRows == 1);
 };
 
-/// Calls f(i, column, inside) for each of the thread's packs. Pack i begins at `column`; `inside` tells whether a row
-/// of `columns` columns has it.
+/// Calls f(i, column, inside) for each of the thread's packs: pack i begins at `column`, and is part of the row if
+/// `inside`.
 template <class L, int V, class F>
 __device__ void for_columns(std::int64_t columns, F f) {
   const int lane = threadIdx.x % L::kThreads;
@@ -40,7 +40,7 @@ __device__ void for_columns(std::int64_t columns, F f) {
 
 /// Loads the thread's packs of a row; those past its end are zeros.
 template <class L, int V, class T>
-__device__ void load_share(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
+__device__ void load_packs_of(const T* row, std::int64_t columns, Pack<T, V> (&packs)[L::kElements / V]) {
   for_columns<L, V>(columns, [&](int i, int column, bool inside) {
     if (inside) {
       packs[i] = load<V>(row + column);
@@ -111,8 +111,7 @@ struct Elements {
   }
 };
 
-// Writes the block's row of partial sums. Threads that share columns, but have different rows, first add up their sums
-// `mine`.
+// Writes the block's row of partial sums. Threads with the same columns of different rows first add up their sums.
 template <class L, int V, class S>
 __device__ void write_partial(S* partials, std::int64_t columns, S (&mine)[L::kElements], S* shared) {
   S* const partial = partials + blockIdx.x * columns;
@@ -178,8 +177,8 @@ __device__ void load_weights(const W* weight, std::int64_t columns, Pack<W, V> (
   });
 }
 
-// The same for threads with few registers left. It tests only once whether there are weights, so that no load waits for
-// a branch. Past the row's end, weights may be ones instead of zeros.
+// The same with a single test of whether there are weights, so that no load waits for a branch. Past the row's end,
+// weights may be ones instead of zeros.
 template <class L, int V, class W>
 __device__ void load_weights_at_once(const W* weight, std::int64_t columns, Pack<W, V> (&packs)[L::kElements / V]) {
   const bool ones = weight == nullptr;

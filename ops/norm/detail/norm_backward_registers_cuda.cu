@@ -1,7 +1,7 @@
 #include <utility>
 
 #include <mica/core/cuda/launch.h>
-#include <mica/ops/norm/detail/norm_backward_held_rows_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_registers_cuda.cuh>
 #include <mica/ops/rows/row_loop.cuh>
 
 // Backward for rows that do not stream: short float32 rows in packs, and, one element at a time, unaligned rows,
@@ -18,22 +18,23 @@ namespace mica::kernels::norm_cuda {
 
 namespace {
 
-// The minimum of blocks per multiprocessor (__launch_bounds__), which limits the registers.
+// The minimum number of blocks per multiprocessor (__launch_bounds__), which limits the registers.
 template <class L>
-constexpr int kHeldBlocks = L::kRows == 1 || L::kElements < 16 ? 1
-                            : L::kThreads == kWarp             ? 2
-                                                               : 3;
+constexpr int kLeastBlocks = L::kRows == 1 || L::kElements < 16 ? 1
+                             : L::kThreads == kWarp             ? 2
+                                                                : 3;
 
-// Holds rows in registers. Each block has a fixed set of rows, and a thread has the same columns of all its rows.
+// Keeps rows in registers. Each block has a fixed set of rows, and a thread has the same columns of all its rows.
 template <bool kCentered, class T, class W, class L, int V>
-__global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_kernel(const BackwardRows<T, W> a) {
+__global__ void __launch_bounds__(L::kBlock, kLeastBlocks<L>)
+    norm_backward_registers_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
   using Sums = GradientSums<kCentered, S>;
   using Threads =
       RowGroup<Sums, L::kOneWarp ? Group::lanes : Group::block, L::kLanes, /*kSeveral=*/false, /*kBuffers=*/2>;
-  __shared__ typename Threads::Shared shared;
+  __shared__ typename Threads::Exchange exchange;
   __shared__ S fold[L::kRows > 1 ? L::kWarps * L::kColumns : 1];
-  Threads threads(shared);
+  Threads threads(exchange);
   ColumnSums<kCentered, S, L> column_sums;
   const std::int64_t step = std::int64_t{gridDim.x} * L::kRows;
   for (std::int64_t first = std::int64_t{blockIdx.x} * L::kRows; first < a.rows; first += step) {
@@ -44,8 +45,8 @@ __global__ void __launch_bounds__(L::kBlock, kHeldBlocks<L>) norm_backward_held_
     const auto statistics = a.template statistics<kCentered>(row, present);
     Pack<T, V> dys[L::kElements / V];
     Pack<T, V> xs[L::kElements / V];
-    load_share<L, V>(a.dy + begin, columns, dys);
-    load_share<L, V>(a.x + begin, columns, xs);
+    load_packs_of<L, V>(a.dy + begin, columns, dys);
+    load_packs_of<L, V>(a.x + begin, columns, xs);
     Pack<W, V> weights[L::kElements / V];
     if constexpr (kCentered || V == 1) {
       load_weights<L, V>(a.weight, columns, weights);
@@ -72,8 +73,8 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
     norm_backward_looped_kernel(const BackwardRows<T, W> a) {
   using S = Accumulate<T>;
   using Threads = RowGroup<RowSums<S, 2>, Group::block, kWarp, /*kSeveral=*/false, /*kBuffers=*/2>;
-  __shared__ typename Threads::Shared shared;
-  Threads threads(shared);
+  __shared__ typename Threads::Exchange exchange;
+  Threads threads(exchange);
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const auto statistics = a.any_statistics(row);
     const T* const rows[] = {a.x + row * a.columns, a.dy + row * a.columns};
@@ -100,16 +101,17 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
 
 // On the host.
 
-// Launches the kernel with the layout that held_layout() chooses: it changes only at these numbers of columns.
+// Launches the kernel with the layout of register_layout(), which changes only after kEnds columns.
 template <int V, bool kCentered, class T, class W, int... kEnds>
-void launch_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan, std::integer_sequence<int, kEnds...>) {
+void launch_in_registers(const BackwardRows<T, W>& a, const NormBackwardPlan& plan,
+                         std::integer_sequence<int, kEnds...>) {
   const auto launch = [&]<int kEnd>() {
     if (a.columns <= kEnd) {
-      constexpr HeldLayout kLayout = held_layout(kEnd, sizeof(T), (V > 1), kCentered);
-      using L = Layout<kLayout.threads, kLayout.block, kLayout.elements>;
-      norm_backward_held_kernel<kCentered, T, W, L, V>
+      constexpr RegisterLayout kLayout = register_layout(kEnd, sizeof(T), (V > 1), kCentered);
+      using L = BlockLayout<kLayout.threads, kLayout.block, kLayout.elements>;
+      norm_backward_registers_kernel<kCentered, T, W, L, V>
           <<<grid_of(plan.partial_rows), L::kBlock, 0, cuda::current_stream()>>>(a);
-      cuda::check_launch("norm_backward_held_kernel");
+      cuda::check_launch("norm_backward_registers_kernel");
     }
     return a.columns <= kEnd;
   };
@@ -119,16 +121,16 @@ void launch_held(const BackwardRows<T, W>& a, const NormBackwardPlan& plan, std:
 
 }  // namespace
 
-void backward_held(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
+void backward_in_registers(const NormBackward& args, const NormBackwardPlan& plan, const Tensor& partials) {
   on_norm<8>(args, [&]<bool kCentered, class T, class W>() {
     const auto a = rows_of<T, W>(args, partials);
     if constexpr (sizeof(T) == 4) {
       if (plan.pack > 1) {
-        return launch_held<4, kCentered>(a, plan, std::integer_sequence<int, 64, 128, kShortRow>{});
+        return launch_in_registers<4, kCentered>(a, plan, std::integer_sequence<int, 64, 128, kShortRow>{});
       }
     }
-    constexpr int kMost = kMostHeld<Accumulate<T>>;
-    launch_held<1, kCentered>(a, plan, std::integer_sequence<int, 32 * kMost, 128 * kMost, 512 * kMost>{});
+    constexpr int kMost = kMostInRegisters<Accumulate<T>>;
+    launch_in_registers<1, kCentered>(a, plan, std::integer_sequence<int, 32 * kMost, 128 * kMost, 512 * kMost>{});
   });
 }
 

@@ -1,9 +1,9 @@
-#include <mica/ops/norm/detail/norm_forward_held_cuda.cuh>
+#include <mica/ops/norm/detail/norm_forward_registers_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 
-/// Launches the kernel for held rows of sums.
-void forward_held_sum(const NormForward& args, const NormForwardPlan& plan) {
+/// Launches the kernel that computes a sum and keeps its rows in registers.
+void forward_sum_in_registers(const NormForward& args, const NormForwardPlan& plan) {
   on_norm<4>(args, [&]<class N, class T, class W>(const Forward<T, W>& a) {
     const Addends<T> addends{.residual = args.residual.data<T>(),
                              .x_bias = args.x_bias.data_or_null<T>(),
@@ -11,7 +11,7 @@ void forward_held_sum(const NormForward& args, const NormForwardPlan& plan) {
                              .key = args.dropout.key,
                              .threshold = args.dropout.threshold,
                              .scale = static_cast<float>(args.dropout.scale())};
-    launch_held<16 / sizeof(T), Norm<N::kCentered, /*kAdds=*/true>>(a, addends, plan);
+    launch_in_registers<16 / sizeof(T), Norm<N::kCentered, /*kAdds=*/true>>(a, addends, plan);
   });
 }
 

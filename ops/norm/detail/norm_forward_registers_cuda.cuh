@@ -1,16 +1,14 @@
 #pragma once
 
-// Forward for rows that are read once, and then held in the registers of some lanes, a warp, a block or a cluster until
-// y is written:
+// Forward for rows that are read once, into the registers of some lanes, a warp, a block or a cluster:
 //
 //   x (+ residual, x_bias) ──▶ packs in registers ──────────────────────▶ · rstd, weight, bias ──▶ y
 //                                │       │                                      ▲
 //                                ▼       └─▶ differences from a shift ──▶ moments, reduced over the group
 //                               sum
 //
-// With Schedule::single_wave there are enough registers to load weight and bias while x is in flight. Persistent blocks
-// load the next row while they compute this one, and keep weight and bias in shared memory. Clusters are for rows that
-// are too long for a block.
+// In a single wave, a thread has enough registers to load weight and bias together with x. Persistent blocks load the
+// next row while they compute this one, and have weight and bias in shared memory.
 
 #include <algorithm>
 #include <climits>
@@ -28,7 +26,7 @@ namespace {
 /// The template arguments of a kernel, and constants that follow from them. A thread has P packs of V columns. The
 /// packs of kLanes neighboring lanes are adjacent.
 template <class N_, class T_, class W_, int V_, RowKernel kShape, Schedule kSchedule>
-struct HeldShape {
+struct RegisterShape {
   using N = N_;
   using T = T_;
   using W = W_;
@@ -45,8 +43,7 @@ struct HeldShape {
   static constexpr int kBytes = P * V * static_cast<int>(sizeof(T));  // of a row, per thread
   static constexpr bool kShares = V > 1 && shares_parameters(N::kCentered, kAdds, sizeof(T), sizeof(W));
 
-  // Persistent blocks have the parameters in shared memory. If they do not form clusters, they compute several rows at
-  // once, even if several warps share each row.
+  // Persistent blocks have the parameters in shared memory and, except in clusters, compute several rows at once.
   using Parameters = std::conditional_t<
       kPersistent, SharedParameters<W, V, N::kCentered>,
       std::conditional_t<kSingleWave, KeptParameters<W, V, P, kStep, N::kCentered, /*kAtOnce=*/true>,
@@ -127,11 +124,10 @@ struct Rows {
   }
 };
 
-/// A thread's packs of a row, with zeros in place of absent packs, and the row's shift. All computations use the
-/// differences of elements from the shift. 16-bit elements stay packed in registers, so that more threads fit on a
-/// multiprocessor.
+/// A thread's packs of a row, with zeros for absent ones, and the shift that is subtracted from all elements. 16-bit
+/// elements remain packed, so that more threads fit on a multiprocessor.
 template <class H>
-class HeldRow {
+class RegisterRow {
   using N = typename H::N;
   using T = typename H::T;
   using S = typename H::S;
@@ -160,7 +156,7 @@ class HeldRow {
   __device__ void add(const Addends<T>& a, std::int64_t begin, const Columns<H>& columns, std::uint64_t policy) {
     Tile residuals;
     load_packs(a.residual + begin + columns.first, columns.end - columns.first, policy, residuals);
-    // Which elements dropout keeps is drawn here, while the loads are in flight and few registers are in use.
+    // Dropout is drawn while the loads are in flight and few registers are in use.
     unsigned kept = 0;  // a bit for each element
     if (a.threshold > 0) {
       static_assert(P * V <= 32);
@@ -200,7 +196,7 @@ class HeldRow {
     }
   }
 
-  /// Computes the shift from the first elements of the row. Call it once: elements in the type of sums are replaced by
+  /// Computes the shift from the first elements of the row. Call it once: it replaces elements that are not packed by
   /// their differences from the shift.
   __device__ S find_shift(const Columns<H>& columns) {
     if constexpr (!N::kCentered) {
@@ -257,7 +253,7 @@ class HeldRow {
     }
   }
 
-  // The shift of a sum, whose first elements the group's first thread has.
+  // The shift of a sum. Only the group's first thread has the first elements.
   __device__ S shift_of_sum() const {
     const Pack<T, V>& mine = tile_.pack(0);
     const S shift = shift_of(reinterpret_cast<const Pack<T, kFirst>&>(mine));
@@ -280,7 +276,7 @@ class HeldRow {
 
 /// Returns the row's moments in all threads of the group.
 template <class H, class S = typename H::S>
-__device__ MeanAndSquares<S> find_moments(const HeldRow<H>& row, const Columns<H>& columns,
+__device__ MeanAndSquares<S> find_moments(const RegisterRow<H>& row, const Columns<H>& columns,
                                           const Forward<typename H::T, typename H::W>& a,
                                           typename H::Threads& threads) {
   constexpr bool kCentered = H::N::kCentered;
@@ -329,14 +325,13 @@ __device__ MeanAndSquares<S> find_moments(const HeldRow<H>& row, const Columns<H
   }
 }
 
-/// Computes a thread's part of a row whose squares overflow, or that is not finite. `mine`: whether the thread's own
-/// row is such a row, and not only the row of other lanes of its warp.
+/// Computes a thread's part of a row whose squares overflow, or that is not finite. Threads whose own row is an
+/// ordinary one (`mine` is false) take part in the shuffles.
 template <class H, class T, class W>
 __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p,
                                      typename Rows<H>::Index row, bool mine) {
   using S = typename H::S;
-  // Hides from the compiler that these values are the same as before. Otherwise it would keep what it has computed from
-  // them in registers until here.
+  // Opaque, since otherwise the compiler would keep what it has computed from them in registers until here.
   const int lane = opaque(static_cast<int>(threadIdx.x));
   S eps = a.eps;
   if constexpr (sizeof(S) == 4) {
@@ -361,7 +356,7 @@ __device__ void normalize_shrunk_row(const Forward<T, W>& a, const T* rows, cons
 
 /// Writes y of a thread's packs. kBoth: weight and bias are known to be present.
 template <bool kBoth, class H, class S>
-__device__ void write_packs(const HeldRow<H>& row, const Columns<H>& columns, S mean, S rstd,
+__device__ void write_packs(const RegisterRow<H>& row, const Columns<H>& columns, S mean, S rstd,
                             const typename H::Parameters& parameters, typename H::T* y) {
   constexpr int kPart = H::Parameters::kPart;
   const S offset = -mean * rstd;
@@ -391,16 +386,17 @@ __device__ void write_packs(const HeldRow<H>& row, const Columns<H>& columns, S 
   }
 }
 
-/// Computes a row of `rows` (x, or the sums) that its group holds in registers. kBoth: weight and bias are known to be
-/// present. Lanes without a row help with shuffles.
+/// Computes a row of `rows` (x, or the sums), which is in its group's registers. kBoth: weight and bias are known to be
+/// present. Lanes without a row take part in the shuffles.
 template <bool kBoth, class H, class T, class W, class S = typename H::S>
-__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p, HeldRow<H>& held,
-                              const Columns<H>& columns, const typename H::Parameters& parameters,
-                              typename H::Threads& threads, typename Rows<H>::Index row) {
+__device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormForwardPlan& p,
+                              RegisterRow<H>& in_registers, const Columns<H>& columns,
+                              const typename H::Parameters& parameters, typename H::Threads& threads,
+                              typename Rows<H>::Index row) {
   constexpr bool kCentered = H::N::kCentered;
-  const S shift = held.find_shift(columns);
-  const MeanAndSquares<S> m = find_moments(held, columns, a, threads);
-  held.forget();
+  const S shift = in_registers.find_shift(columns);
+  const MeanAndSquares<S> m = find_moments(in_registers, columns, a, threads);
+  in_registers.forget();
   const bool overflow = kCentered && !isfinite(m.squares);
   if (kCentered && __any_sync(kAllLanes, overflow)) {
     normalize_shrunk_row<H>(a, rows, p, row, overflow);
@@ -415,9 +411,9 @@ __device__ void normalize_row(const Forward<T, W>& a, const T* rows, const NormF
     }
     T* const y = opaque(a.y + (row * a.columns + columns.first));
     if (kBoth || parameters.both()) {
-      write_packs<true>(held, columns, m.mean, rstd, parameters, y);
+      write_packs<true>(in_registers, columns, m.mean, rstd, parameters, y);
     } else {
-      write_packs<false>(held, columns, m.mean, rstd, parameters, y);
+      write_packs<false>(in_registers, columns, m.mean, rstd, parameters, y);
     }
   }
 }
@@ -437,15 +433,15 @@ __device__ typename H::Parameters parameters_of(const Forward<typename H::T, typ
   }
 }
 
-/// Computes the rows of a group, one after another. It loads its next row while it computes the current one.
+/// Computes the rows of a group, one after another, and loads the next row meanwhile.
 template <class H, class T, class W>
 __device__ void normalize_rows(const Forward<T, W>& a, const NormForwardPlan& p, const Rows<H>& rows,
                                unsigned char* memory, typename H::Threads& threads) {
-  // Computed again for each row: registers that hold them would be spilled.
+  // Computed again for each row, since the registers for them would be spilled.
   const auto columns = [&] {
     return Columns<H>(p, static_cast<int>(a.columns), opaque(static_cast<int>(threadIdx.x)));
   };
-  HeldRow<H> next;
+  RegisterRow<H> next;
   const auto load = [&](typename Rows<H>::Index row) {
     next.load_from(a.x + row * a.columns, columns(), a.policy, row < a.rows);
   };
@@ -454,21 +450,21 @@ __device__ void normalize_rows(const Forward<T, W>& a, const NormForwardPlan& p,
   __syncthreads();
 #pragma unroll 1
   for (auto row = rows.first; row < a.rows; row += rows.step) {
-    HeldRow<H> held = next;
+    RegisterRow<H> in_registers = next;
     load(row + rows.step);
-    normalize_row<true>(a, a.x, p, held, columns(), parameters, threads, row);
+    normalize_row<true>(a, a.x, p, in_registers, columns(), parameters, threads, row);
   }
 }
 
 /// Computes one row per group or, if blocks are persistent, one row after another.
 template <class H, class N = typename H::N, class T = typename H::T, class W = typename H::W>
 __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
-    norm_forward_held_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
-  __shared__ typename H::Threads::Shared shared;
+    norm_forward_registers_kernel(const Forward<T, W> a, const AddendsOf<N, T> addends, const NormForwardPlan p) {
+  __shared__ typename H::Threads::Exchange exchange;
   extern __shared__ __align__(16) unsigned char memory[];
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
-  typename H::Threads threads(shared, p.blocks);
+  typename H::Threads threads(exchange, p.blocks);
   const Rows<H> rows(p, static_cast<int>(blockIdx.x));
   if constexpr (H::kPersistent) {
     normalize_rows<H>(a, p, rows, memory, threads);
@@ -479,15 +475,15 @@ __global__ void __launch_bounds__(H::kMostThreads, H::kLeastBlocks)
     }
     const Columns<H> columns(p, H::kLanes == kWarp || present ? static_cast<int>(a.columns) : 0, threadIdx.x);
     const std::int64_t begin = present ? rows.first * a.columns : 0;
-    HeldRow<H> held;
-    held.load_from(a.x + begin, columns, a.policy, true);
+    RegisterRow<H> in_registers;
+    in_registers.load_from(a.x + begin, columns, a.policy, true);
     const typename H::Parameters parameters = parameters_of(a, columns, memory);
     const T* source = a.x;
     if constexpr (H::kAdds) {
-      held.add(addends, begin, columns, a.policy);
+      in_registers.add(addends, begin, columns, a.policy);
       source = addends.sum;
     }
-    normalize_row<false>(a, source, p, held, columns, parameters, threads, rows.first);
+    normalize_row<false>(a, source, p, in_registers, columns, parameters, threads, rows.first);
   }
 }
 
@@ -500,7 +496,7 @@ unsigned persistent_grid(Kernel kernel, const NormForwardPlan& p, const cuda::La
   if constexpr (H::kGroup == Group::cluster) {
     return std::min<unsigned>(wanted, launch.resident(kernel));
   } else {
-    // More blocks balance the load if some multiprocessors are slower than others, but each block loads the parameters.
+    // More blocks balance the load, but each block loads the parameters.
     const bool is_long = H::kGroup == Group::block && p.threads > 128;
     const bool more = bytes > 40 << 20 && !is_long;
     const unsigned most = launch.resident(kernel) * (more ? 4 : 1);
@@ -514,7 +510,7 @@ unsigned persistent_grid(Kernel kernel, const NormForwardPlan& p, const cuda::La
 
 template <class H, class T, class W>
 void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, const NormForwardPlan& p) {
-  const auto kernel = norm_forward_held_kernel<H>;
+  const auto kernel = norm_forward_registers_kernel<H>;
   int shared_bytes = 0;
   if constexpr (H::kPersistent) {
     shared_bytes = H::Parameters::bytes(H::kGroup == Group::cluster ? p.slab : static_cast<int>(a.columns));
@@ -527,22 +523,22 @@ void launch(const Forward<T, W>& a, const AddendsOf<typename H::N, T>& addends, 
   if constexpr (H::kPersistent) {
     blocks = persistent_grid<H>(kernel, p, launch, a.rows * a.columns * static_cast<int>(sizeof(T)), blocks);
   }
-  constexpr const char* kName = H::kGroup == Group::cluster ? "norm_forward_held_kernel<cluster>"
-                                : H::kPersistent            ? "norm_forward_held_kernel<persistent>"
-                                : H::kSingleWave            ? "norm_forward_held_kernel<single_wave>"
-                                : H::kGroup == Group::block ? "norm_forward_held_kernel<block>"
-                                                            : "norm_forward_held_kernel<warp>";
+  constexpr const char* kName = H::kGroup == Group::cluster ? "norm_forward_registers_kernel<cluster>"
+                                : H::kPersistent            ? "norm_forward_registers_kernel<persistent>"
+                                : H::kSingleWave            ? "norm_forward_registers_kernel<single_wave>"
+                                : H::kGroup == Group::block ? "norm_forward_registers_kernel<block>"
+                                                            : "norm_forward_registers_kernel<warp>";
   launch.grid(blocks * p.blocks).dependent().run(kernel, kName, a, addends, p);
 }
 
 /// Launches the kernel that the plan has chosen.
 template <int V, class N, class T, class W>
-void launch_held(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
-  using Aligned = std::conditional_t<N::kAdds, norm_forward_kernels::HeldSums, norm_forward_kernels::Held>;
-  using Kernels = std::conditional_t<V == 1, norm_forward_kernels::HeldUnaligned, Aligned>;
+void launch_in_registers(const Forward<T, W>& a, const AddendsOf<N, T>& addends, const NormForwardPlan& p) {
+  using Aligned = std::conditional_t<N::kAdds, norm_forward_kernels::RegisterSums, norm_forward_kernels::Registers>;
+  using Kernels = std::conditional_t<V == 1, norm_forward_kernels::RegisterUnaligned, Aligned>;
   const bool found = Kernels::call(p.shape, [&]<RowKernel kShape>() {
     const auto with = [&]<Schedule kSchedule>() {
-      using H = HeldShape<N, T, W, V, kShape, kSchedule>;
+      using H = RegisterShape<N, T, W, V, kShape, kSchedule>;
       if constexpr (has_schedule(H::kShares, kShape, kSchedule)) {
         launch<H>(a, addends, p);
       }

@@ -17,7 +17,7 @@ namespace mica::kernels::softmax_rows {
 
 /// An entry of kSoftmaxLayouts, for elements of T.
 template <class T, int kIndex>
-struct Layout {
+struct LayoutEntry {
   static constexpr SoftmaxLayout kEntry = kSoftmaxLayouts[kIndex];
   static constexpr Group kGroup = kEntry.group;
   static constexpr int V = 16 / sizeof(T);
@@ -25,24 +25,24 @@ struct Layout {
   static constexpr int kLanes = kEntry.lanes;
   static constexpr int kStep = kLanes * V;  // columns from a thread's pack to its next one
 
-  /// The number of blocks that should fit on a multiprocessor (__launch_bounds__), if each thread holds `words` words
-  /// of rows in registers.
+  /// The number of blocks that should fit on a multiprocessor (__launch_bounds__), if each thread has `words` words of
+  /// rows in registers.
   static constexpr int least_blocks(int words) {
     constexpr int kOtherRegisters = 24;
     return kEntry.blocks != 0 ? kEntry.blocks : 65536 / (kEntry.threads * ((words + kOtherRegisters + 7) / 8 * 8));
   }
 };
 
-/// The row that a block or a group of its threads works on, and the columns of it that they have.
+/// The row of a block, or of a group of its threads, and the columns of it that they have.
 template <Group kGroup>
-struct Place {
+struct RowSlab {
   std::int64_t row;
   std::int64_t begin;  // the first column
   int columns;         // how many; 0: the thread has no row
   int seen;            // how many of them are not masked
 
   template <class Rule>
-  __device__ Place(const SoftmaxPlan& plan, std::int64_t rows, std::int64_t row_columns, const Rule& rule) {
+  __device__ RowSlab(const SoftmaxPlan& plan, std::int64_t rows, std::int64_t row_columns, const Rule& rule) {
     if constexpr (kGroup == Group::cluster) {
       row = blockIdx.x / plan.cluster;
       begin = std::int64_t{cuda::cluster_rank()} * plan.slab;
@@ -63,7 +63,7 @@ struct Place {
 /// A thread's packs of a row of each input. In forward, unless they are packed, the powers exp(x − largest) of softmax
 /// replace the elements.
 template <class Direction, class L>
-class HeldRow {
+class RegisterRow {
   using T = typename Direction::T;
   using S = Accumulate<T>;
   using Found = typename Direction::Found;
@@ -79,8 +79,8 @@ class HeldRow {
 
   __device__ static int first() { return Packs::template first_column<L::kLanes>(); }  // the thread's first column
 
-  /// Loads the packs of the first `seen` columns of a slab, which begins at index `begin`; the others become absent
-  /// elements. The kernel reads `elements` elements.
+  /// Loads the packs of the first `seen` columns of a slab, which begins at index `begin`; the others are absent. The
+  /// kernel reads `elements` elements in all.
   __device__ void load(const typename Direction::Inputs& m, std::int64_t begin, int seen, std::int64_t elements) {
     const std::uint64_t policy = cuda::read_once_policy(elements * static_cast<int>(sizeof(T)));
 #pragma unroll
@@ -98,7 +98,7 @@ class HeldRow {
     }
   }
 
-  /// The reduction of a warp's, or of the row's lanes', elements.
+  /// The reduction over the lanes of a warp that share the row.
   __device__ Found reduced(const Direction& direction, int seen) {
     const int left = seen - first();
     auto found = Found::nothing();
@@ -136,8 +136,8 @@ class HeldRow {
     }
   }
 
-  /// Writes the results of a row with `columns` columns. Masked rows get zeros from column `seen` on. in_warp: what
-  /// reduced() has returned. found: the same for the whole row.
+  /// Writes the results of a row with `columns` columns; masked rows get zeros from column `seen` on. in_warp is what
+  /// reduced() has returned, found the same for the whole row.
   __device__ void write(T* row, const Direction& direction, int columns, int seen, const Found& in_warp,
                         const Found& found) const {
     S prepared = direction.prepared(found);
@@ -185,17 +185,17 @@ class HeldRow {
 };
 
 template <class Direction, class L>
-__global__ void __launch_bounds__(L::kEntry.threads, L::least_blocks(HeldRow<Direction, L>::kWords))
-    softmax_held(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
-                 SoftmaxPlan plan) {
+__global__ void __launch_bounds__(L::kEntry.threads, L::least_blocks(RegisterRow<Direction, L>::kWords))
+    softmax_registers(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction,
+                      SoftmaxPlan plan) {
   using Found = typename Direction::Found;
   using Threads = rows::RowGroup<Found, L::kGroup>;
-  __shared__ typename Threads::Shared shared;
+  __shared__ typename Threads::Exchange exchange;
 
-  Threads threads(shared, plan.cluster);
-  const Place<L::kGroup> at(plan, rows, columns, direction);
+  Threads threads(exchange, plan.cluster);
+  const RowSlab<L::kGroup> at(plan, rows, columns, direction);
   const std::int64_t first = at.row * columns + at.begin;
-  HeldRow<Direction, L> row;
+  RegisterRow<Direction, L> row;
   row.load(m, first, at.seen, m.kInputs * rows * columns);
 
   const Found in_warp = row.reduced(direction, at.seen);
