@@ -8,8 +8,8 @@
 #include <variant>
 
 #include <mica/io/json.h>
-#include <mica/nn/gpt.h>
 #include <mica/nn/models/bert.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/models/llama.h>
 
 namespace mica::io {
