@@ -52,10 +52,8 @@ class Ranks {
     for (std::thread& other : others) {
       other.join();
     }
-    std::vector<int> all;
-    for (int rank = 0; rank < size; ++rank) {
-      all.push_back(rank);
-    }
+    std::vector<int> all(static_cast<std::size_t>(size));
+    std::iota(all.begin(), all.end(), 0);
     for (const std::unique_ptr<Coordinator>& coordinator : coordinators) {
       logs.push_back(coordinator->open(0, all));
     }
