@@ -82,10 +82,11 @@ Tensor sample(const Tensor& logits, const SamplingOptions& options, const Tensor
   check(options.takes_largest() || (uniforms.defined() && uniforms.shape() == one_each && uniforms.dtype() == float64 &&
                                     uniforms.device() == logits.device() && uniforms.is_contiguous()),
         "sample: expected contiguous uniforms of float64 and shape {} on {}", one_each, logits.device());
-  check(!seen.defined() ||
-            (seen.shape() == logits.shape() && seen.dtype() == boolean && seen.device() == logits.device()),
-        "sample: expected seen of bool and shape {} on {}, got {} {}", logits.shape(), logits.device(), seen.dtype(),
-        seen.shape());
+  if (seen.defined()) {
+    check(seen.shape() == logits.shape() && seen.dtype() == boolean && seen.device() == logits.device(),
+          "sample: expected seen of bool and shape {} on {}, got {} {} on {}", logits.shape(), logits.device(),
+          seen.dtype(), seen.shape(), seen.device());
+  }
   const autograd::NoGrad no_grad;
   if (const Tensor tokens = by_kernel(logits, options, uniforms, seen); tokens.defined()) {
     return tokens;

@@ -1,3 +1,4 @@
+#include <tests/launches.h>
 #include <tests/nn/small_models.h>
 
 #include <algorithm>
