@@ -6,6 +6,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/cuda/device.h>
 #include <mica/core/philox.h>
 #include <mica/infer/kernels/sample_kernels.h>
 #include <mica/infer/sample.h>
@@ -29,16 +30,16 @@ Tensor by_kernel(const Tensor& logits, const SamplingOptions& options, const Ten
   return on_device(logits.device(), [&](auto device) {
     if constexpr (std::is_same_v<decltype(device), Cuda>) {
       const std::int64_t rows = logits.size(0);
-      if (logits.dtype() != float64 && rows >= 1 && rows <= kernels::kMostDrawRows &&
-          logits.size(1) <= kernels::kMostDrawColumns && kernels::can_draw_tokens(device)) {
+      if (logits.dtype() != float64 && rows >= 1 && rows <= kernels::kMostSampleRows &&
+          logits.size(1) <= kernels::kMostSampleColumns && cuda::device_has_clusters()) {
         const Tensor ready = contiguous_data(logits);
         const Tensor ready_seen = seen.defined() && options.repetition_penalty != 1 ? contiguous_data(seen) : Tensor{};
         const Tensor tokens = empty({rows}, int64, logits.device());
-        kernels::draw_tokens(device, {.logits = ready,
-                                      .options = options,
-                                      .uniforms = options.takes_largest() ? Tensor{} : uniforms,
-                                      .seen = ready_seen,
-                                      .tokens = tokens});
+        kernels::sample_tokens(device, {.logits = ready,
+                                        .options = options,
+                                        .uniforms = options.takes_largest() ? Tensor{} : uniforms,
+                                        .seen = ready_seen,
+                                        .tokens = tokens});
         return tokens;
       }
     }
