@@ -60,8 +60,8 @@ std::int64_t decoder_step_scratch(const DecoderStep& step);
 /// like decode_attention(). A chain of decode_linear() and decode_attention() computes the same and rounds at the same
 /// places, but adds in another order.
 ///
-/// Throws Error unless has_decoder_step(), if gradients are recorded, or if x or the token, length, next_token or
-/// scratch does not match.
+/// Requires has_decoder_step(), which it does not check again. Throws Error if gradients are recorded, or if x or the
+/// token, length, next_token or scratch does not match.
 Tensor decoder_step(const DecoderStep& step);
 
 }  // namespace mica::infer
