@@ -1,9 +1,9 @@
+#include <tests/launches.h>
 #include <tests/nn/small_models.h>
 
 #include <algorithm>
 #include <cmath>
 #include <thread>
-#include <type_traits>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
@@ -13,10 +13,6 @@
 #include <mica/infer/generate.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
-#include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/compare.h>
-#include <mica/ops/elementwise/unary.h>
-#include <mica/ops/join/join.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -24,8 +20,6 @@ using namespace mica;
 using namespace mica::small_models;
 
 namespace {
-
-using Values = std::vector<double>;
 
 TEST(Generate, AWindowOfTheWholeTextChangesNothing) {
   manual_seed(15);
@@ -244,7 +238,7 @@ TEST(Generate, LargestLogitInOneKernel) {
         EXPECT_EQ(infer::generate(llama, prompt, options)[0], expected);
         const std::vector<std::string> names = record.names();
         EXPECT_EQ(std::count(names.begin(), names.end(), "decoder_step_kernel"), kCount - 1);
-        const auto draws = [](const std::string& name) { return name.starts_with("draw_"); };
+        const auto draws = [](const std::string& name) { return name.starts_with("sample_"); };
         EXPECT_LE(std::count_if(names.begin(), names.end(), draws), 1);  // after the prompt
         EXPECT_EQ(names.back(), "decoder_step_kernel");
         options.cuda_graph = true;
