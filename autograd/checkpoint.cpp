@@ -178,7 +178,7 @@ void SegmentWatch::note_uses(const Tensor* const* inputs, std::size_t count) {
   }
 }
 
-void SegmentWatch::place(const Tensor& x) {
+void SegmentWatch::add_output(const Tensor& x) {
   inside_->outputs.push_back({x.shape(), x.dtype(), x.device()});
   set_history(x, inside_, static_cast<int>(inside_->outputs.size()) - 1);
 }

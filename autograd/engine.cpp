@@ -21,14 +21,14 @@ namespace mica::autograd {
 
 namespace {
 
-/// The order in which a backward runs its nodes: highest place first. A leaf in an EarlyAccumulation comes just after
-/// the oldest op that uses it; other leaves come last.
-class Places {
+/// The order in which a backward runs its nodes: highest priority first. A leaf in an EarlyAccumulation comes just
+/// after the oldest op that uses it; other leaves come last.
+class RunOrder {
  public:
-  Places() = default;
+  RunOrder() = default;
   /// Visits the graph. An op that a checkpoint will record needs no visit: it is newer than the checkpoint's Segment,
   /// whose edges lead to the same leaves.
-  Places(const std::vector<Root>& roots, const EarlyAccumulation::Leaves& leaves) {
+  RunOrder(const std::vector<Root>& roots, const EarlyAccumulation::Leaves& leaves) {
     std::unordered_set<const Node*> seen;
     std::vector<const Node*> found;
     const auto find = [&](const Node* node) {
@@ -79,28 +79,28 @@ class Places {
 /// Pending gradients: per node reached so far, one gradient for each of its outputs.
 class Frontier {
  public:
-  explicit Frontier(const Places& places) : places_(places) {}
+  explicit Frontier(const RunOrder& run_order) : run_order_(run_order) {}
 
   bool empty() const { return order_.empty(); }
 
   void add(const Edge& edge, Tensor gradient) {
     auto [at, is_new] = gradients_.try_emplace(edge.node.get());
-    Tensors& slots = at->second;
+    Tensors& gradients = at->second;
     if (is_new) {
-      slots.resize(edge.node->outputs.size());
-      order_.push({places_.of(*edge.node), edge.node});
+      gradients.resize(edge.node->outputs.size());
+      order_.push({run_order_.of(*edge.node), edge.node});
     }
-    Tensor& slot = slots[edge.slot];
+    Tensor& sum = gradients[edge.output];
     const bool in_place = borrowed_.contains(edge.node.get());
-    slot = slot.defined() ? add_gradients(std::move(slot), gradient, in_place) : std::move(gradient);
+    sum = sum.defined() ? add_gradients(std::move(sum), gradient, in_place) : std::move(gradient);
   }
 
   /// Removes and returns the pending gradient of `edge`, to be added to in place; undefined if there is none or its
   /// memory is shared. For a leaf, if `leaves` allows it, this may be the grad from earlier passes.
   Tensor extract(const Edge& edge, bool leaves) {
     const auto at = gradients_.find(edge.node.get());
-    if (at != gradients_.end() && at->second[edge.slot].defined()) {
-      Tensor& pending = at->second[edge.slot];
+    if (at != gradients_.end() && at->second[edge.output].defined()) {
+      Tensor& pending = at->second[edge.output];
       return borrowed_.contains(edge.node.get()) || is_unshared(pending) ? std::exchange(pending, {}) : Tensor{};
     }
     const std::shared_ptr<Slot> leaf = leaves && !edge.node->has_hooks() ? edge.node->leaf() : nullptr;
@@ -119,7 +119,7 @@ class Frontier {
     return grad;
   }
 
-  /// The pending node with the highest place: no other pending node can contribute to its gradients.
+  /// The pending node with the highest priority: no other pending node can contribute to its gradients.
   std::pair<std::shared_ptr<Node>, Tensors> pop() {
     std::shared_ptr<Node> node = order_.top().node;
     order_.pop();
@@ -129,12 +129,12 @@ class Frontier {
 
  private:
   struct Pending {
-    std::uint64_t place;
+    std::uint64_t priority;
     std::shared_ptr<Node> node;
-    bool operator<(const Pending& other) const { return place < other.place; }
+    bool operator<(const Pending& other) const { return priority < other.priority; }
   };
 
-  const Places& places_;
+  const RunOrder& run_order_;
   std::priority_queue<Pending> order_;
   std::unordered_map<Node*, Tensors> gradients_;
   std::unordered_set<const Node*> borrowed_;  // accumulators of leaves from which extract() took `grad` itself
@@ -222,8 +222,8 @@ void traverse(const std::vector<Root>& roots, TraverseOptions options, Visitor& 
   const Autocast off(std::nullopt);  // dtypes were chosen in forward
   GradientCheck anomalies;
   const auto early = options.early_leaves ? EarlyAccumulation::leaves() : nullptr;
-  const Places places = early == nullptr ? Places() : Places(roots, *early);
-  Frontier frontier(places);
+  const RunOrder order = early == nullptr ? RunOrder() : RunOrder(roots, *early);
+  Frontier frontier(order);
   for (const Root& root : roots) {
     anomalies.given(root.gradient);
     frontier.add(root.edge, root.gradient);

@@ -207,7 +207,7 @@ void FunctionBase::watch(const Context& ctx, const Tensor* const* inputs, std::s
     segment.note_uses(inputs, count);
     for (const Tensor& output : outputs) {
       if (output.defined() && ctx.is_differentiable(output)) {
-        segment.place(output);
+        segment.add_output(output);
         link_to_inputs(output, inputs, count);
       }
     }
@@ -238,7 +238,7 @@ Tensors FunctionBase::backward(Tensors gradients) {
       results[i] = {};
       continue;
     }
-    const OutputInfo& input = edges[i].node->outputs[edges[i].slot];
+    const OutputInfo& input = edges[i].node->outputs[edges[i].output];
     if (!results[i].defined()) {
       check(!ctx_.materialize_grads_, "{}: backward returned no gradient for input {}, which needs one", name(), i);
       continue;

@@ -28,7 +28,7 @@ class Context {
   Context& operator=(Context&&) = delete;
 
   /// Saves inputs, outputs or intermediate tensors for backward; undefined tensors stay undefined. Inputs keep their
-  /// place in the graph; outputs are saved without a reference cycle. Call it once, in forward.
+  /// history; outputs are saved without a reference cycle. Call it once, in forward.
   template <class... T>
   requires(std::same_as<T, Tensor>&&...) void save_for_backward(const T&... tensors) {
     const std::array<const Tensor*, sizeof...(T)> pointers{&tensors...};

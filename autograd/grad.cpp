@@ -85,7 +85,7 @@ class Collector : public Visitor {
   bool enters(const Node& node, const Tensors& arrived) override {
     if (const auto at = ends_.find(&node); at != ends_.end()) {
       for (const std::size_t i : at->second) {
-        gradients_[i] = arrived[edges_[i].slot];
+        gradients_[i] = arrived[edges_[i].output];
       }
     }
     return paths_.contains(node);

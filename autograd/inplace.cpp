@@ -73,7 +73,7 @@ struct ReadPart {
 };
 
 // Zeros in the shape of the base, with the part filled in: the backward of ReadPart.
-struct PlacePart {
+struct PadPart {
   static constexpr bool composed = true;
   Region region;
 
@@ -86,7 +86,7 @@ struct PlacePart {
   Tensor backward(Context&, const Tensor& dy) const { return apply(ReadPart{region}, dy); }
 };
 
-Tensor ReadPart::backward(Context&, const Tensor& dy) const { return apply(PlacePart{region}, dy); }
+Tensor ReadPart::backward(Context&, const Tensor& dy) const { return apply(PadPart{region}, dy); }
 
 // The base with zeros in place of the part.
 struct ErasePart {
@@ -108,7 +108,7 @@ class ReadView final : public Node {
 
   std::string name() const override { return "ReadView"; }
   Tensors backward(Tensors gradients) override {
-    return {gradients[0].defined() ? apply(PlacePart{region_}, gradients[0]) : Tensor{}};
+    return {gradients[0].defined() ? apply(PadPart{region_}, gradients[0]) : Tensor{}};
   }
 
  private:
@@ -137,7 +137,7 @@ template <class N>
 void set_node(const Tensor& x, const Region& region, std::vector<Edge> edges) {
   SegmentWatch* const segment = SegmentWatch::current();
   if (segment != nullptr && std::any_of(edges.begin(), edges.end(), [&](const Edge& e) { return segment->made(e); })) {
-    segment->place(x);
+    segment->add_output(x);
     return;
   }
   const auto node = make_node<N>(region);
@@ -191,12 +191,12 @@ void adopt_history(const Tensor& x, const Tensor& written) {
   }
   const Tensor base = base_of(x);
   if (!base.defined()) {
-    set_history(x, made_by.node, made_by.slot);
-    ++x.handle()->rewrites;
+    set_history(x, made_by.node, made_by.output);
+    ++x.handle()->history_version;
     return;
   }
   set_node<WriteView>(base, {Layout::of(*base.handle()), Layout::of(*x.handle())}, {gradient_edge(base), made_by});
-  ++base.handle()->rewrites;
+  ++base.handle()->history_version;
 }
 
 void link_view(const Tensor& view, const Tensor& x) {
@@ -205,7 +205,7 @@ void link_view(const Tensor& view, const Tensor& x) {
     return;
   }
   impl.base = x.handle()->base ? x.handle()->base : x.handle();
-  impl.rewrites = impl.base->rewrites;
+  impl.history_version = impl.base->history_version;
   if (impl.slot) {
     impl.slot->custom_view = false;
   }
@@ -219,7 +219,7 @@ void link_custom_view(const Tensor& view, const Tensor& x) {
 void update_view(const Tensor& x) {
   mica::detail::TensorImpl& impl = *x.handle();
   const Tensor base = base_of(x);
-  const std::uint32_t rewrites = impl.base->rewrites;
+  const std::uint32_t history_version = impl.base->history_version;
   if (base.defined()) {
     if (impl.slot) {
       check(
@@ -236,7 +236,7 @@ void update_view(const Tensor& x) {
     }
     set_node<ReadView>(x, {Layout::of(*base.handle()), Layout::of(impl)}, {gradient_edge(base)});
   }
-  impl.rewrites = rewrites;
+  impl.history_version = history_version;
 }
 
 }  // namespace mica::autograd

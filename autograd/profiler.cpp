@@ -260,21 +260,21 @@ void Profiler::State::sum_up() {
   }
   std::map<std::string, ProfiledKernel> by_kernel;
   std::int64_t busy_until = 0, busy_ns = 0;
-  for (const cuda::DeviceWork& piece : work) {
-    const double ms = static_cast<double>(piece.end_ns - piece.start_ns) / kPerMs;
+  for (const cuda::DeviceWork& item : work) {
+    const double ms = static_cast<double>(item.end_ns - item.start_ns) / kPerMs;
     ProfiledOp* op = nullptr;
-    if (piece.range > 0 && piece.range <= runs.size()) {
-      op = of_run[runs[piece.range - 1].outermost];
+    if (item.range > 0 && item.range <= runs.size()) {
+      op = of_run[runs[item.range - 1].outermost];
     }
     (op == nullptr ? entry("", Phase::other, "") : *op).device_ms += ms;
-    if (!piece.name.empty()) {
-      ProfiledKernel& kernel = by_kernel[piece.name];
-      kernel.name = piece.name;
+    if (!item.name.empty()) {
+      ProfiledKernel& kernel = by_kernel[item.name];
+      kernel.name = item.name;
       ++kernel.calls;
       kernel.device_ms += ms;
     }
-    busy_ns += std::max<std::int64_t>(0, piece.end_ns - std::max(piece.start_ns, busy_until));
-    busy_until = std::max(busy_until, piece.end_ns);
+    busy_ns += std::max<std::int64_t>(0, item.end_ns - std::max(item.start_ns, busy_until));
+    busy_until = std::max(busy_until, item.end_ns);
   }
   busy_ms = static_cast<double>(busy_ns) / kPerMs;
   if (launches_outside > 0) {
@@ -406,9 +406,9 @@ void Profiler::write_trace(const std::filesystem::path& path) const {
        << R"({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "host"}},)" << '\n'
        << R"({"ph": "M", "pid": 2, "name": "process_name", "args": {"name": "GPU"}})";
   std::map<std::uint32_t, bool> is_of_collectives;  // by stream
-  for (const cuda::DeviceWork& piece : s.work) {
-    bool& only = is_of_collectives.try_emplace(piece.stream, true).first->second;
-    only = only && piece.name.starts_with("nccl");
+  for (const cuda::DeviceWork& item : s.work) {
+    bool& only = is_of_collectives.try_emplace(item.stream, true).first->second;
+    only = only && item.name.starts_with("nccl");
   }
   for (const auto& [stream, only] : is_of_collectives) {
     file << fmt::format(
@@ -423,14 +423,14 @@ void Profiler::write_trace(const std::filesystem::path& path) const {
         micros(run.start_ns), static_cast<double>(run.end_ns - run.start_ns) / 1e3,
         json_string(run.module == nullptr ? "" : autograd::path_of(*run.module)));
   }
-  for (const cuda::DeviceWork& piece : s.work) {
-    const Run* const run = piece.range > 0 && piece.range <= s.runs.size() ? &s.runs[piece.range - 1] : nullptr;
+  for (const cuda::DeviceWork& item : s.work) {
+    const Run* const run = item.range > 0 && item.range <= s.runs.size() ? &s.runs[item.range - 1] : nullptr;
     file << fmt::format(
         ",\n{{\"ph\": \"X\", \"pid\": 2, \"tid\": {}, \"cat\": \"device\", \"name\": {}, \"ts\": {:.3f}, \"dur\": "
         "{:.3f}, \"args\": {{\"op\": {}, \"bytes\": {}}}}}",
-        piece.stream, json_string(piece.name.empty() ? (run == nullptr ? "" : run->op) : piece.name),
-        micros(piece.start_ns), static_cast<double>(piece.end_ns - piece.start_ns) / 1e3,
-        json_string(run == nullptr ? "" : run->op), piece.bytes);
+        item.stream, json_string(item.name.empty() ? (run == nullptr ? "" : run->op) : item.name),
+        micros(item.start_ns), static_cast<double>(item.end_ns - item.start_ns) / 1e3,
+        json_string(run == nullptr ? "" : run->op), item.bytes);
   }
   std::int64_t number = 0;
   for (const std::int64_t end : s.step_ends_ns) {

@@ -39,7 +39,7 @@ class SegmentWatch {
   /// Notes the inputs of an op of the segment.
   void note_uses(const Tensor* const* inputs, std::size_t count);
   /// Gives `x`, which an op of the segment produced, a placeholder as its node.
-  void place(const Tensor& x);
+  void add_output(const Tensor& x);
   /// Whether the edge leads to the placeholder.
   bool made(const Edge& edge) const { return edge.node == inside_; }
 

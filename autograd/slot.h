@@ -26,14 +26,14 @@ struct Slot {
 /// Where a tensor's gradient goes: to the op that produced it, to a leaf's accumulator, or nowhere.
 Edge gradient_edge(const Tensor& x);
 
-/// The slot of `x`, or null. Every access to a tensor's place in the graph goes through here, since a view must first
-/// be updated if its base was written in place.
+/// The slot of `x`, or null. Every access to a tensor's history goes through here, since a view must first be updated
+/// if its base was written in place.
 inline Slot* find_slot(const Tensor& x) {
   if (!x.defined()) {
     return nullptr;
   }
   const mica::detail::TensorImpl& impl = *x.handle();
-  if (impl.base && impl.rewrites != impl.base->rewrites) [[unlikely]] {
+  if (impl.base && impl.history_version != impl.base->history_version) [[unlikely]] {
     update_view(x);
   }
   return impl.slot.get();
@@ -46,11 +46,11 @@ Slot& slot_of(const Tensor& x);
 /// DetectAnomaly.
 Tensor without_history(const Tensor& x);
 
-/// A new handle to the current value of `x`, with its current place in the graph. It does not follow later in-place
+/// A new handle to the current value of `x`, with its current history. It does not follow later in-place
 /// writes to `x`, so the graph can hold it without a cycle.
 Tensor snapshot(const Tensor& x);
 
-/// Makes `x` output number `output` of `node`. Snapshots that share the old slot of `x` keep their place in the graph.
+/// Makes `x` output number `output` of `node`. Snapshots with the old slot of `x` keep their history.
 void set_history(const Tensor& x, std::shared_ptr<Node> node, int output);
 
 /// The mutex for a leaf's grad and accumulator, which the graphs of several threads may share.

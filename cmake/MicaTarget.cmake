@@ -21,16 +21,17 @@ endif()
 if(MICA_WITH_MPI)
   # Only one file gets MPI's headers, so that all others compile as they do without MPI.
   target_link_libraries(mica PRIVATE $<LINK_ONLY:MPI::MPI_CXX>)
-  set_source_files_properties(dist/detail/mpi.cpp PROPERTIES INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
+  set_source_files_properties(distributed/detail/transport/mpi.cpp PROPERTIES
+                              INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
                               COMPILE_DEFINITIONS "${MPI_CXX_COMPILE_DEFINITIONS}" SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Used by one file only.
-set_source_files_properties(dist/group.cpp PROPERTIES
+set_source_files_properties(distributed/world.cpp PROPERTIES
   COMPILE_DEFINITIONS "MICA_WITH_MPI=${MICA_WITH_MPI};MICA_WITH_NCCL=${MICA_WITH_NCCL}" SKIP_PRECOMPILE_HEADERS ON)
 if(MICA_WITH_NCCL)
   target_link_libraries(mica PRIVATE ${MICA_NCCL_LIBRARY})
-  set_source_files_properties(dist/detail/nccl_cuda.cpp PROPERTIES INCLUDE_DIRECTORIES ${MICA_NCCL_INCLUDE}
-                              SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(distributed/detail/transport/nccl_cuda.cpp PROPERTIES
+                              INCLUDE_DIRECTORIES ${MICA_NCCL_INCLUDE} SKIP_PRECOMPILE_HEADERS ON)
 endif()
 
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)

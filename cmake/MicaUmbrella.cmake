@@ -9,7 +9,7 @@ set(mica_public_headers
     autograd/grad.h autograd/grad_mode.h
     autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h
     autograd/profiler.h core/device_info.h)
-foreach(folder ops nn optim io infer dist train)
+foreach(folder ops nn optim io infer distributed train)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
   list(FILTER headers EXCLUDE REGEX "(^|/)detail/|^ops/(gemm|rows)/|^infer/kernels/")
   list(SORT headers)

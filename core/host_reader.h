@@ -33,7 +33,7 @@ std::unique_ptr<PinnedReader> pinned_reader(Cuda, std::int64_t count);
 ///     …                       // launch more
 ///     reader.finish();        // x's elements as they were
 ///
-/// A copy of a few elements keeps an H200 busy for 8 µs. Instead, a kernel can write them to pinned memory itself:
+/// A copy of a few elements keeps an H200 busy for 8 µs; a kernel can instead write them to pinned memory:
 ///
 ///     write(reader.slots());    // a kernel, to slots() + slot · count
 ///     reader.start_slot(slot);

@@ -40,7 +40,7 @@ void write(Cuda, void* to, const void* from, std::size_t bytes);
 void copy(Cuda, void* to, Device to_device, const void* from, Device from_device, std::size_t bytes);
 
 /// From now on, `f` is called after each copy from a GPU to the host, before the values are used. It may throw if they
-/// cannot be right: `dist` does so when a rank has failed.
+/// cannot be right: `distributed` does so when a rank has failed.
 void check_copies_by(void (*f)());
 /// Calls the function passed to check_copies_by(), if any.
 void check_copy();

@@ -47,7 +47,7 @@ class LaunchObserver {
 ///
 ///     cuda::LaunchRecord record;
 ///     softmax(x, -1);
-///     EXPECT_TRUE(record.has("softmax_held"));
+///     EXPECT_TRUE(record.has("softmax_registers"));
 class LaunchRecord final : public LaunchObserver {
  public:
   void launched(const char* name) override { names_.emplace_back(name); }

@@ -124,33 +124,33 @@ class Staging {
   /// Copies to the current device on `stream`. `from` has been read on return.
   void send(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
-    Slot& slot = slots_[next_];
-    next_ = (next_ + 1) % slots_.size();
-    if (slot.sent == nullptr) {
-      cuda::check(cudaEventCreateWithFlags(&slot.sent, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    Buffer& buffer = buffers_[next_];
+    next_ = (next_ + 1) % buffers_.size();
+    if (buffer.sent == nullptr) {
+      cuda::check(cudaEventCreateWithFlags(&buffer.sent, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     }
-    cuda::check(cudaEventSynchronize(slot.sent), "cudaEventSynchronize");
-    if (slot.bytes < bytes) {
-      cuda::check(cudaFreeHost(slot.data), "cudaFreeHost");
-      slot.data = nullptr;
-      slot.bytes = 0;
-      cuda::check(cudaHostAlloc(&slot.data, bytes, cudaHostAllocDefault), "cudaHostAlloc");
-      slot.bytes = bytes;
+    cuda::check(cudaEventSynchronize(buffer.sent), "cudaEventSynchronize");
+    if (buffer.bytes < bytes) {
+      cuda::check(cudaFreeHost(buffer.data), "cudaFreeHost");
+      buffer.data = nullptr;
+      buffer.bytes = 0;
+      cuda::check(cudaHostAlloc(&buffer.data, bytes, cudaHostAllocDefault), "cudaHostAlloc");
+      buffer.bytes = bytes;
     }
-    std::memcpy(slot.data, from, bytes);
-    cuda::check(cudaMemcpyAsync(to, slot.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-    cuda::check(cudaEventRecord(slot.sent, stream), "cudaEventRecord");
+    std::memcpy(buffer.data, from, bytes);
+    cuda::check(cudaMemcpyAsync(to, buffer.data, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+    cuda::check(cudaEventRecord(buffer.sent, stream), "cudaEventRecord");
   }
 
  private:
-  struct Slot {
+  struct Buffer {
     void* data = nullptr;
     std::size_t bytes = 0;
     cudaEvent_t sent = nullptr;  // recorded after the last copy from it
   };
 
   std::mutex mutex_;
-  std::array<Slot, 8> slots_;
+  std::array<Buffer, 8> buffers_;
   std::size_t next_ = 0;
 };
 

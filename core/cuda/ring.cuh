@@ -14,8 +14,8 @@ struct Ring {
       parity ^= 1;
     }
   }
-  __device__ void skip(int pieces) {
-    const int to = stage + pieces;
+  __device__ void skip(int count) {
+    const int to = stage + count;
     parity ^= to / kStages & 1;
     stage = to % kStages;
   }
@@ -33,9 +33,9 @@ struct VariableRing {
       parity ^= 1;
     }
   }
-  /// Advances by several pieces, at most `stages`.
-  __device__ void skip(int pieces) {
-    stage += pieces;
+  /// Advances by several stages, at most `stages`.
+  __device__ void skip(int count) {
+    stage += count;
     if (stage >= stages) {
       stage -= stages;
       parity ^= 1;

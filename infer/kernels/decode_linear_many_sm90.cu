@@ -1,3 +1,4 @@
+#include <mica/core/detail/ceil_div.h>
 #include <mica/infer/kernels/kernels.h>
 #include <mica/infer/kernels/silu.cuh>
 #include <mica/ops/gemm/kernel_sm90.cuh>
@@ -124,7 +125,7 @@ template <class T>
 struct Plain {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   CUtensorMap y;
   Parts parts;
 
@@ -144,7 +145,7 @@ template <class T>
 struct Swiglu {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   CUtensorMap y;
   Parts parts;
 
@@ -171,7 +172,7 @@ template <class T>
 struct Residual {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   CUtensorMap residual;
   CUtensorMap y;
   Parts parts;
@@ -179,14 +180,7 @@ struct Residual {
   /// Starts to load the residual into the buffers of y's tile.
   template <class Tile>
   __device__ Nothing begin(Buffers& buffers, const Tile& tile) const {
-    if (buffers.thread() == 0) {
-      cuda::wait_stores_read<0>();  // until the previous tile has been read
-      cuda::arrive_expecting(tile.loaded, kBuffers * gemm::kChunkBytes);
-#pragma unroll
-      for (int chunk = 0; chunk < kBuffers; ++chunk) {
-        buffers.load(chunk, &residual, tile.column + chunk * kChunk, tile.row, tile.loaded);
-      }
-    }
+    buffers.template load<1>(&residual, tile);
     return {};
   }
 
@@ -225,7 +219,7 @@ template <class T>
 struct Append {
   using Element = T;
   static constexpr int kBuffers = many_rows::kBuffers;
-  using Shared = Nothing;
+  using Memory = Nothing;
   static_assert(kHeadWidth == kChunk);
   CUtensorMap y;
   CUtensorMap keys;  // the cache's new positions: (B, Hkv, T, D)
@@ -349,17 +343,15 @@ void launch(const DecodeLinearArgs& args, const Epilogue& epilogue) {
 template <class F>
 void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const auto time = [&](int tile) {
-    return gemm::parts_of(std::int64_t{gemm::parts_of(rows, gemm::kTileRows)} * gemm::parts_of(columns, tile),
-                          cuda::multiprocessor_count()) *
-           tile;
+    return ceil_div(ceil_div(rows, gemm::kTileRows) * ceil_div(columns, tile), cuda::multiprocessor_count()) * tile;
   };
   const int least = std::min({time(128), time(192), time(256)});
   if (time(256) == least) {
-    f.template operator()<gemm::Plan<256, 4, 1>>();
+    f.template operator()<gemm::TilePlan<256, 4, 1>>();
   } else if (time(192) == least) {
-    f.template operator()<gemm::Plan<192, 4, 1>>();
+    f.template operator()<gemm::TilePlan<192, 4, 1>>();
   } else {
-    f.template operator()<gemm::Plan<128, 6, 1>>();
+    f.template operator()<gemm::TilePlan<128, 6, 1>>();
   }
 }
 
@@ -379,7 +371,7 @@ Append<T> append_to(const DecodeLinearArgs& args, const Parts& parts) {
 
 template <class T>
 void multiply(const DecodeLinearArgs& args) {
-  using Narrow = gemm::Plan<128, 6, 1>;
+  using Narrow = gemm::TilePlan<128, 6, 1>;
   const Parts parts = parts_of(args);
   const CUtensorMap y = map_of_half_tiles(args.y);
   if (args.options.swiglu) {

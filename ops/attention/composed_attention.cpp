@@ -128,8 +128,8 @@ Tensor dropped(const Tensor& weights, const AttentionRule& rule) {
   return rule.dropout.drops() ? autograd::apply(DropWeights{rule.dropout}, weights) : weights;
 }
 
-// Returns the scores after the mask, and the scale that is still to be applied. With a mask, the scale is applied
-// before, since a mask of -inf must not be multiplied by a scale that is negative or 0.
+// Returns the masked scores, and the scale that remains to be applied: 1 with a mask, since a mask of -inf must not be
+// multiplied by a scale that is negative or 0.
 std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, double scale) {
   if (!mask.defined()) {
     return {scores, scale};

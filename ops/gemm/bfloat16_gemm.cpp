@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <mica/core/detail/ceil_div.h>
 #include <mica/core/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/gemm/bfloat16_gemm.h>
@@ -14,8 +15,8 @@ namespace {
 
 constexpr int kBlock = 2 * kTileVectors;  // rows and columns of an output block
 
-// The most elements of an operand that are packed at once, and the elements of a's rows that stay in the L2 cache while
-// all of b is read.
+// The most elements of an operand that are packed at once, and the elements of a's rows that remain in the L2 cache
+// while all of b is read.
 constexpr std::int64_t kPackedElements = std::int64_t{1} << 22;
 constexpr std::int64_t kCachedElements = std::int64_t{1} << 18;
 // Minimum work per thread, in elements to pack and in multiplications.
@@ -27,8 +28,6 @@ struct alignas(64) PackedTile {
 };
 /// A thread's scratch memory, reused between products.
 using Scratch = std::vector<PackedTile>;
-
-std::int64_t ceil_div(std::int64_t n, std::int64_t d) { return (n + d - 1) / d; }
 
 /// One operand, in tiles.
 struct Operand {
@@ -130,8 +129,8 @@ struct Product {
   }
 };
 
-// A wide b, such as a layer's weight, is divided into groups of columns. The thread that multiplies a group packs it,
-// too, so that the group is in its cache. Threads take the next group when they are free.
+// A wide b, such as a layer's weight, is split into groups of columns. The same thread packs and multiplies a group, so
+// that it is in that thread's cache.
 constexpr std::int64_t kGroup = 2 * kBlock;              // columns
 constexpr std::int64_t kGroupsPerThread = 4;             // at least, so that threads get about the same work
 constexpr std::int64_t kReread = std::int64_t{1} << 20;  // elements of a, which every group reads

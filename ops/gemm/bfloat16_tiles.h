@@ -1,6 +1,6 @@
 #pragma once
 
-// The inner loops of a bfloat16 product on CPUs that have instructions for it. Plain pointers and no templates, because
+// The inner loops of a bfloat16 product on CPUs that have instructions for it. There are no templates, since
 // bfloat16_tiles_x86.cpp is compiled for more instructions than the rest of the library.
 
 #include <cstdint>
@@ -56,7 +56,7 @@ struct TileBlock {
   std::int64_t leading;  // elements from one row of the output to the next
 };
 
-/// While it exists, the thread that made it may call multiply_tiles(). Several threads may have one each.
+/// While it exists, its thread may call multiply_tiles(). Several threads may have one each.
 class TileSession {
  public:
   TileSession();

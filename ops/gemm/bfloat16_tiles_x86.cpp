@@ -1,7 +1,7 @@
 #include <mica/ops/gemm/bfloat16_tiles.h>
 
-// Compiled for AVX-512 and AMX (cmake/MicaTarget.cmake). Call these functions only on a CPU that has both. Include no
-// inline functions: the linker could use this file's copy of them in the rest of the library.
+// Compiled for AVX-512 and AMX (cmake/MicaTarget.cmake): call these functions only on a CPU that has both. Include no
+// inline functions, since the linker could use this file's copy of them in the rest of the library.
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
 #include <immintrin.h>
@@ -23,7 +23,7 @@ void transpose(__m512i (&x)[16]) {
     x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
     x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
   }
-  // The 4 x 4 blocks in the four lanes of each group are now transposed; next, exchange the blocks.
+  // The 4 x 4 blocks in the four lanes of each group are transposed; now exchange the blocks.
   for (int i = 0; i < 4; ++i) {
     y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
     y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
@@ -50,7 +50,7 @@ void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out) {
     if (dense) {
       const __mmask32 mask = first(left);
       for (int i = 0; i < 16; ++i) {
-        // There are more vectors than the CPU's hardware prefetcher follows. Past their end, a prefetch does nothing.
+        // There are more vectors than the hardware prefetcher follows. Past their end, a prefetch does nothing.
         __builtin_prefetch(
             reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(vectors.data) +
                                           static_cast<std::uintptr_t>(2 * (i * vectors.stride + k) + 512)));

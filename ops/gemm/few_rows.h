@@ -1,8 +1,7 @@
 #pragma once
 
-// Products of few rows with a large matrix on the CPU, as when a decoder generates one token at a time. Most of their
-// time is spent reading the matrix. So these kernels read it once, in place, and convert 16-bit floats in registers,
-// whereas gemm_cpu.h would pack it first.
+// Products of few rows with a large matrix on the CPU, as when a decoder generates one token at a time. They are
+// limited by reading the matrix, so they read it once and in place, whereas gemm_cpu.h packs it first.
 
 #include <cstdint>
 

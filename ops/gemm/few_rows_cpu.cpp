@@ -19,8 +19,8 @@
 //     a    rows 0 … R−1   ────────────►  from the caches
 //                                        sums in registers, 128 bytes for each row of a
 //
-// Contiguous rows: the result is a weighted sum of b's rows. A thread has a strip of columns, whose sums stay in the L1
-// cache. It adds kLines rows of b at a time.
+// Contiguous rows: the result is a weighted sum of b's rows. A thread has a strip of columns, whose sums are in the L1
+// cache, and adds kLines rows of b at a time.
 //
 //     b    rows k … k + kLines − 1  ════════►  from memory, pack after pack of columns: kLines · R products per pack
 //     sum  rows 0 … R−1             ════════►  sum += a · (the kLines rows of b), in the L1 cache
@@ -32,7 +32,7 @@ namespace {
 constexpr std::int64_t kLines = 8;        // rows of b that are added at a time
 constexpr std::int64_t kGrain = 1 << 16;  // with fewer elements of b per thread, threads cost more than they save
 constexpr std::int64_t kStrip = 1 << 10;  // the most columns of a strip
-constexpr std::int64_t kPart = 1 << 11;   // the most products that are added up in S; the sums of parts, in double
+constexpr std::int64_t kPart = 1 << 11;   // the most products that are added in S; sums of parts are added in double
 constexpr std::int64_t kAhead = 3072;     // bytes from a read to its prefetch, farther than the hardware prefetcher
 
 constexpr int kSums = static_cast<int>(128 / kPackBytes);  // packs that are added up separately
@@ -49,7 +49,7 @@ void prefetch(const T* at) {
   }
 }
 
-/// a with elements of type S and contiguous rows: a itself if it is so already, else a copy in this thread's buffer.
+/// a with elements of type S and contiguous rows: a itself if possible, else a copy in this thread's buffer.
 template <class S, class A>
 const S* widened(std::int64_t m, std::int64_t depth, Matrix<A> a) {
   if constexpr (std::is_same_v<S, A>) {
@@ -67,8 +67,8 @@ const S* widened(std::int64_t m, std::int64_t depth, Matrix<A> a) {
   return rows.data();
 }
 
-/// Calls body(begin, end) for parts of [0, n). Threads take the next part when they are free, since on a busy machine
-/// one of them may be much slower than the others. Each part except the last has at least `grain` elements.
+/// Calls body(begin, end) for parts of [0, n), each of at least `grain` elements except the last. Threads take the next
+/// part when they are free, since on a busy machine they may not be equally fast.
 template <class Body>
 void for_parts(std::int64_t n, std::int64_t grain, const Body& body) {
   constexpr std::int64_t kPartsPerThread = 8;
@@ -90,9 +90,9 @@ struct Problem {
   Matrix<T> b;
 };
 
-/// sums[r] = the dot product of row r of a and a column of b. Adds up every 32nd product separately (every 16th if sums
-/// are double), and then these sums pairwise, so that the order does not depend on the size of a pack. Rows of a are
-/// a_row apart. The last packs are padded with zeros.
+/// sums[r] = the dot product of row r of a and a column of b. Rows of a are a_row apart. Adds up every 32nd product
+/// separately (every 16th in double), then these sums pairwise, so that the order does not depend on the size of a
+/// pack.
 template <class T, int R>
 void dot_products(std::int64_t depth, const Accumulate<T>* a, std::int64_t a_row, const T* column,
                   Accumulate<T>* sums) {

@@ -3,9 +3,8 @@
 // One matrix product on the CPU. Included by *_cpu.cpp only.
 //
 // The arithmetic uses Eigen's packets, so that the same source runs on AVX-512, AVX2, SSE and NEON. Eigen's own product
-// reaches two thirds of a core's peak. This one reaches nearly all of it for the sizes of transformers, because it
-// keeps a tile of the output in registers over all of K and shares the packed operands among the threads. It also sums
-// each element in an order that depends on K alone, which Eigen does not guarantee.
+// reaches two thirds of a core's peak, this one nearly all of it, since it keeps a tile of the output in registers over
+// all of K. It also sums each element in an order that depends on K alone.
 
 #include <Eigen/Core>
 
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <mica/core/detail/ceil_div.h>
 #include <mica/core/dtype.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/gemm/bfloat16_gemm.h>
@@ -35,18 +35,14 @@ struct Tile {
 
 // The number of terms that are summed in registers before they are added to the output. Shorter sums round less.
 inline constexpr std::int64_t kSum = 512;
-// The number of terms between two reads of the output, which is also the depth of a packed operand, sized for the
-// caches.
+// The number of terms between two reads of the output: the depth of a packed operand, sized for the caches.
 inline constexpr std::int64_t kDepth = 4 * kSum;
 inline constexpr std::int64_t kPackedElements = std::int64_t{1} << 20;
-// Bytes of a's rows that stay in the L2 cache while all of b is read.
+// Bytes of a's rows that remain in the L2 cache while all of b is read.
 inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 18;
 // Minimum work per thread, in elements to pack and in multiplications.
 inline constexpr std::int64_t kPackGrain = 16384;
 inline constexpr std::int64_t kMultiplyGrain = std::int64_t{1} << 18;
-
-/// How many tiles of length `tile` cover `length`.
-constexpr std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
 
 template <class S>
 using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
@@ -54,8 +50,8 @@ using Buffer = std::vector<S, Eigen::aligned_allocator<S>>;
 /// c = a · b + start or, with kAdd, c += a · b, for a tile c of R rows and V packets, a (R, K), and b (K, V packets),
 /// packed.
 ///
-/// a's strides are separate arguments. A Matrix would be passed in memory, and loading it would have to wait for the
-/// stores of the previous tile, which took a sixth of the time of a transformer's step.
+/// a's strides are separate arguments, since a Matrix would be passed in memory, and loading it would wait for the
+/// stores of the previous tile: a sixth of the time of a transformer's step.
 template <class S, int R, int V, bool kAdd>
 EIGEN_DONT_INLINE void multiply_tile(std::int64_t depth, const S* a, std::int64_t a_row, std::int64_t a_column,
                                      const S* b, const S* start, S* c, std::int64_t leading) {
@@ -226,8 +222,8 @@ struct Tiles {
   std::int64_t leading;
 
   void run() const {
-    const std::int64_t row_tiles = tiles(rows, Size::kRows);
-    const std::int64_t column_tiles = tiles(columns, Size::kColumns);
+    const std::int64_t row_tiles = ceil_div(rows, Size::kRows);
+    const std::int64_t column_tiles = ceil_div(columns, Size::kColumns);
     const std::int64_t tile_bytes = Size::kRows * depth * static_cast<std::int64_t>(sizeof(S));
     const std::int64_t block = std::clamp<std::int64_t>(kBlockBytes / tile_bytes, 1, row_tiles);
     const std::int64_t grain = kMultiplyGrain / (Size::kRows * Size::kColumns * depth) + 1;
@@ -326,7 +322,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, M
         rows_to_read = a_part;
       }
       if (!direct) {
-        const std::int64_t count = tiles(rows, Size::kRows);
+        const std::int64_t count = ceil_div(rows, Size::kRows);
         S* const packed = grown(scratch.a, count * a_tile);
         parallel_for(count, kPackGrain / a_tile + 1, [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t t = begin; t < end; ++t) {
@@ -339,7 +335,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, M
       }
       for (std::int64_t j = 0; j < n; j += most_columns) {
         const std::int64_t columns = std::min(most_columns, n - j);
-        const std::int64_t count = tiles(columns, Size::kColumns);
+        const std::int64_t count = ceil_div(columns, Size::kColumns);
         S* const packed = grown(scratch.b, count * b_tile);
         const T* const b_part = b.data + k * b.row + j * b.column;
         parallel_for(count, kPackGrain / b_tile + 1, [&](std::int64_t begin, std::int64_t end) {

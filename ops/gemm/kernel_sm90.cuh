@@ -3,13 +3,13 @@
 // The kernel around the loop of mainloop_sm90.cuh. It is persistent: a thread block computes one tile of the output
 // after the other. Its parts are parameters:
 //
-//     Plan       the sizes of a tile, the ring and the cluster
+//     TilePlan    the sizes of a tile, the ring and the cluster
 //     Schedule   how the two consumer warpgroups share tiles
 //     Operands   what the producer loads: MatrixOperands, or a struct with the same members
 //     Epilogue   what happens to a tile's sums; it has
 //                  Element                       the 16-bit type of the operands
 //                  kBuffers                      buffers of 64 rows and 64 columns per warpgroup
-//                  Shared                        more shared memory per warpgroup, or Nothing
+//                  Memory                        more shared memory per warpgroup, or Nothing
 //                  begin(buffers, tile)          optional: starts loads before the product; returns what end() needs
 //                  end(buffers, tile, sums, ·)   writes the tile
 
@@ -33,20 +33,20 @@ enum class Schedule { split_rows, ping_pong };
 struct Nothing {};
 
 template <class P, class Epilogue>
-struct Shared {
+struct GemmMemory {
   unsigned char buffers[kConsumers][Epilogue::kBuffers][kChunkBytes];
   Stages<P> stages;
-  typename Epilogue::Shared of_epilogue[kConsumers];
+  typename Epilogue::Memory of_epilogue[kConsumers];
   std::uint64_t loaded[kConsumers];  // barrier: what the epilogue loads for a tile has arrived
   std::uint64_t turn[kConsumers];    // barrier: the other warpgroup has issued all products of its tile
 };
 
 /// A warpgroup's part of a tile: all of it, or half of its rows.
-template <class SharedOfEpilogue>
-struct Tile {
+template <class EpilogueMemory>
+struct WarpgroupTile {
   int row;     // the first, in the output
   int column;  // the first, in the product
-  SharedOfEpilogue& shared;
+  EpilogueMemory& memory;
   std::uint64_t* loaded;
   unsigned parity;  // of `loaded`, which completes once per tile
 };
@@ -62,7 +62,7 @@ __device__ auto begin(const Epilogue& epilogue, Buffers& buffers, const Tile& ti
 
 /// The loop of a consumer warpgroup over its tiles.
 template <class P, Schedule kSchedule, class Operands, class Epilogue>
-__device__ void consume(Shared<P, Epilogue>& shared, const Sizes& sizes, const Epilogue& epilogue) {
+__device__ void consume(GemmMemory<P, Epilogue>& shared, const Sizes& sizes, const Epilogue& epilogue) {
   constexpr bool kPingPong = kSchedule == Schedule::ping_pong;
   constexpr int kHalves = kPingPong ? 2 : 1;
   static_assert(kHalves * P::kColumns <= 256, "the sums must fit in registers");
@@ -73,32 +73,32 @@ __device__ void consume(Shared<P, Epilogue>& shared, const Sizes& sizes, const E
   TileBuffers<Epilogue::kBuffers> buffers{.memory = shared.buffers[consumer], .consumer = consumer};
   Ring<P::kStages> ring;
   if (kPingPong && consumer == 1) {
-    ring.skip(sizes.pieces);
+    ring.skip(sizes.slices);
   }
   unsigned parity = 0;  // of the barriers that complete once per tile
   for (int number = static_cast<int>(blockIdx.x) / P::kCluster + (kPingPong ? consumer * blocks : 0);
        number < sizes.order.size(); number += kPingPong ? kConsumers * blocks : blocks, parity ^= 1) {
     const Corner corner = corner_of<P>(sizes, number);
-    const Tile<typename Epilogue::Shared> tile{.row = corner.row + first_line,
-                                               .column = corner.column,
-                                               .shared = shared.of_epilogue[consumer],
-                                               .loaded = &shared.loaded[consumer],
-                                               .parity = parity};
+    const WarpgroupTile<typename Epilogue::Memory> tile{.row = corner.row + first_line,
+                                                        .column = corner.column,
+                                                        .memory = shared.of_epilogue[consumer],
+                                                        .loaded = &shared.loaded[consumer],
+                                                        .parity = parity};
     auto loaded = begin(epilogue, buffers, tile);
     if constexpr (kPingPong) {
-      // Waits for the warpgroup's turn; the first one starts. It must not wait for a stage before the other warpgroup
-      // has consumed its last one: barriers have only a parity, so it could mistake one round for another.
+      // Waits for the warpgroup's turn. Before the other warpgroup has consumed its last stage, this one could mistake
+      // one round of the ring for another, since barriers have only a parity.
       cuda::wait(&shared.turn[consumer], parity ^ (consumer == 0 ? 1 : 0));
     }
     float sums[kHalves][P::kColumns / 2];
     multiply_tile<typename Epilogue::Element, P, Operands::kA, Operands::kB>(
-        sums, shared.stages, ring, sizes.pieces, first_line, [&] {
+        sums, shared.stages, ring, sizes.slices, first_line, [&] {
           if (kPingPong && is_first) {
             cuda::arrive(&shared.turn[1 - consumer]);
           }
         });
     if constexpr (kPingPong) {
-      ring.skip(sizes.pieces);  // the other warpgroup's
+      ring.skip(sizes.slices);  // those of the other warpgroup
     }
     epilogue.end(buffers, tile, sums, loaded);
   }
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 const Sizes sizes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<P, Epilogue>*>(memory);
+  auto& shared = *reinterpret_cast<GemmMemory<P, Epilogue>*>(memory);
   if (threadIdx.x == 0) {
     constexpr int kReaders = kSchedule == Schedule::ping_pong ? 1 : kConsumers;  // warpgroups that read a stage
     for (int stage = 0; stage < P::kStages; ++stage) {
@@ -162,7 +162,7 @@ void launch(const char* name, std::int64_t m, std::int64_t n, std::int64_t k, co
             const Epilogue& epilogue) {
   const Sizes sizes = sizes_of<P>(m, n, k);
   const int blocks = std::min(sizes.order.size(), cuda::multiprocessor_count() / P::kCluster) * P::kCluster;
-  cuda::Launch launch(blocks, kThreads, sizeof(Shared<P, Epilogue>));
+  cuda::Launch launch(blocks, kThreads, sizeof(GemmMemory<P, Epilogue>));
   launch.cluster(P::kCluster);
   if constexpr (Operands::kIsDependent) {
     launch.dependent();

@@ -1,14 +1,14 @@
 #pragma once
 
-// The loop of a matrix product on compute capability 9.0. One thread loads pieces of the operands into a ring of stages
+// The loop of a matrix product on compute capability 9.0. One thread loads slices of the operands into a ring of stages
 // in shared memory, two warpgroups multiply them:
 //
 //     producer (a thread of warpgroup 0)     global memory ── TMA ──▶ stage 0 | stage 1 | … in shared memory, a ring
 //     consumers (warpgroups 1 and 2)         stages ── wgmma ──▶ accumulators ──▶ epilogue (kernel_sm90.cuh)
 //
-// A stage holds a piece of a and a piece of b: kDepth elements of K for all rows or columns of the tile. Two or four
-// blocks can form a cluster. Its blocks whose tiles are vertically adjacent need the same piece of b; each loads a part
-// of it into the shared memory of all of them (multicast). Horizontally adjacent blocks share the piece of a likewise.
+// A stage has a slice of a and a slice of b: kDepth elements of K for all rows or columns of the tile. In a cluster of
+// two or four blocks, those with vertically adjacent tiles need the same slice of b, and each loads a part of it into
+// the shared memory of all of them (multicast). Horizontally adjacent blocks do the same with the slice of a.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include <mica/core/cuda/ring.cuh>
 #include <mica/core/cuda/tensor_copy.cuh>
 #include <mica/core/cuda/wgmma.cuh>
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/gemm/operand_layout.h>
 #include <mica/ops/gemm/tile_order.cuh>
 
@@ -26,7 +27,7 @@ using cuda::Lines;
 using cuda::Ring;
 
 inline constexpr int kTileRows = 128;
-inline constexpr int kDepth = 64;     // elements of K in a piece: 128 bytes, the length of a swizzled line
+inline constexpr int kDepth = 64;     // elements of K in a slice: 128 bytes, the length of a swizzled line
 inline constexpr int kHalfRows = 64;  // rows of a wgmma instruction: half of a tile's
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;
@@ -38,16 +39,16 @@ inline constexpr int kGroupRows = 1024;                  // rows of the output i
 
 /// The size of a tile, of the ring and of the cluster.
 template <int kTileColumns, int kStages_, int kClusterRows_, int kClusterColumns_ = 1>
-struct Plan {
+struct TilePlan {
   static constexpr int kColumns = kTileColumns;
-  static constexpr int kStages = kStages_;  // pieces being loaded or multiplied
+  static constexpr int kStages = kStages_;  // slices being loaded or multiplied
   static constexpr int kClusterRows = kClusterRows_;
   static constexpr int kClusterColumns = kClusterColumns_;
   static constexpr int kCluster = kClusterRows * kClusterColumns;  // blocks
   static constexpr int kABytes = kTileRows * kLineBytes;
   static constexpr int kBBytes = kColumns * kLineBytes;
-  static constexpr int kAShare = kTileRows / kClusterColumns;            // rows of a that a block loads
-  static constexpr int kBShare = kColumns / kClusterRows;                // columns of b that it loads
+  static constexpr int kARows = kTileRows / kClusterColumns;             // rows of a that a block loads
+  static constexpr int kBColumns = kColumns / kClusterRows;              // columns of b that it loads
   static constexpr int kNeighbors = kClusterRows + kClusterColumns - 1;  // blocks in its row and column, including it
   static constexpr std::uint16_t kRowMask = (1 << kClusterColumns) - 1;  // the blocks of the cluster's first row
   static constexpr std::uint16_t kColumnMask =                           // the blocks of the cluster's first column
@@ -61,21 +62,21 @@ template <class P>
 struct Stages {
   unsigned char a[P::kStages][P::kABytes];
   unsigned char b[P::kStages][P::kBBytes];
-  std::uint64_t full[P::kStages];   // barriers: the stage's pieces have been loaded
-  std::uint64_t empty[P::kStages];  // barriers: all consumers that read the stage's pieces have read them
+  std::uint64_t full[P::kStages];   // barriers: the stage's slices have been loaded
+  std::uint64_t empty[P::kStages];  // barriers: all consumers that read the stage's slices have read them
 };
 
 struct Sizes {
   TileOrder order;  // of the clusters' tiles, each of which has a tile for every block
-  int pieces;       // number of pieces that K is cut into
+  int slices;       // of K
 };
 
 template <class P>
 Sizes sizes_of(std::int64_t m, std::int64_t n, std::int64_t k) {
-  return {.order = {.rows = parts_of(m, P::kClusterRows * kTileRows),
-                    .columns = parts_of(n, P::kClusterColumns * P::kColumns),
+  return {.order = {.rows = static_cast<int>(ceil_div(m, P::kClusterRows * kTileRows)),
+                    .columns = static_cast<int>(ceil_div(n, P::kClusterColumns * P::kColumns)),
                     .group = kGroupRows / (P::kClusterRows * kTileRows)},
-          .pieces = parts_of(k, kDepth)};
+          .slices = static_cast<int>(ceil_div(k, kDepth))};
 }
 
 /// Whether the copy engine can read or write x.
@@ -130,9 +131,9 @@ __device__ void load_box(void* to, const CUtensorMap* map, int element, int line
   }
 }
 
-/// Loads kRows rows of a (columns of b) of a piece, from `row` and `k` on.
+/// Loads kRows rows of a (columns of b) of a slice, from `row` and `k` on.
 template <class P, Lines kLines, int kRows>
-__device__ void load_piece(unsigned char* to, const CUtensorMap* map, int k, int row, std::uint64_t* full,
+__device__ void load_slice(unsigned char* to, const CUtensorMap* map, int k, int row, std::uint64_t* full,
                            std::uint16_t blocks) {
   if constexpr (kLines == Lines::depth) {
     load_box<P>(to, map, k, row, full, blocks);
@@ -153,20 +154,19 @@ struct MatrixOperands {
   CUtensorMap b;
 
   MatrixOperands(const Tensor& a_matrix, const Tensor& b_matrix)
-      : a(map_of(a_matrix, kA == Lines::depth ? P::kAShare : kDepth)),
-        b(map_of(b_matrix, kB == Lines::depth ? P::kBShare : kDepth)) {}
+      : a(map_of(a_matrix, kA == Lines::depth ? P::kARows : kDepth)),
+        b(map_of(b_matrix, kB == Lines::depth ? P::kBColumns : kDepth)) {}
 
   __device__ void load_a(unsigned char* to, int k, int row, std::uint64_t* full, std::uint16_t blocks) const {
-    load_piece<P, kA, P::kAShare>(to, &a, k, row, full, blocks);
+    load_slice<P, kA, P::kARows>(to, &a, k, row, full, blocks);
   }
   __device__ void load_b(unsigned char* to, int k, int column, std::uint64_t* full, std::uint16_t blocks) const {
-    load_piece<P, kB, P::kBShare>(to, &b, k, column, full, blocks);
+    load_slice<P, kB, P::kBColumns>(to, &b, k, column, full, blocks);
   }
 };
 
-/// The producer's loop: loads all pieces of all tiles of this block, each as soon as its stage is empty. If the kernel
-/// is a dependent launch, b does not depend on the previous kernel, and its first pieces are loaded before that ends.
-/// Runs in one thread.
+/// The producer's loop, which runs in one thread: loads all slices of all tiles of this block, each as soon as its
+/// stage is empty. In a dependent launch, it loads the first slices of b before the previous kernel ends.
 template <class P, class Operands>
 __device__ void produce(Stages<P>& stages, const Operands& operands, const Sizes& sizes) {
   const int rank = rank_of_block<P>();
@@ -174,26 +174,26 @@ __device__ void produce(Stages<P>& stages, const Operands& operands, const Sizes
   const int column_in_cluster = rank % P::kClusterColumns;
   const auto blocks_of_row = static_cast<std::uint16_t>(P::kRowMask << (row_in_cluster * P::kClusterColumns));
   const auto blocks_of_column = static_cast<std::uint16_t>(P::kColumnMask << column_in_cluster);
-  const int share_of_a = column_in_cluster * P::kAShare;
-  const int share_of_b = row_in_cluster * P::kBShare;
+  const int first_row = column_in_cluster * P::kARows;
+  const int first_column = row_in_cluster * P::kBColumns;
   const auto expect = [&](int stage) { cuda::arrive_expecting(&stages.full[stage], P::kABytes + P::kBBytes); };
-  const auto load_a = [&](int stage, int piece, const Corner& corner) {
-    operands.load_a(stages.a[stage] + share_of_a * kLineBytes, piece * kDepth, corner.row + share_of_a,
+  const auto load_a = [&](int stage, int slice, const Corner& corner) {
+    operands.load_a(stages.a[stage] + first_row * kLineBytes, slice * kDepth, corner.row + first_row,
                     &stages.full[stage], blocks_of_row);
   };
-  const auto load_b = [&](int stage, int piece, const Corner& corner) {
-    operands.load_b(stages.b[stage] + share_of_b * kLineBytes, piece * kDepth, corner.column + share_of_b,
+  const auto load_b = [&](int stage, int slice, const Corner& corner) {
+    operands.load_b(stages.b[stage] + first_column * kLineBytes, slice * kDepth, corner.column + first_column,
                     &stages.full[stage], blocks_of_column);
   };
   Ring<P::kStages> ring;
-  int piece = 0;
+  int slice = 0;
   if constexpr (Operands::kIsDependent) {
     static_assert(P::kCluster == 1);
-    const int early = min(sizes.pieces, P::kStages);
+    const int early = min(sizes.slices, P::kStages);
     const Corner first = corner_of<P>(sizes, static_cast<int>(blockIdx.x));
-    for (; piece < early; ++piece) {
-      expect(piece);
-      load_b(piece, piece, first);
+    for (; slice < early; ++slice) {
+      expect(slice);
+      load_b(slice, slice, first);
     }
     cuda::wait_for_previous_kernel();
     for (int stage = 0; stage < early; ++stage) {
@@ -203,13 +203,13 @@ __device__ void produce(Stages<P>& stages, const Operands& operands, const Sizes
   }
   const int step = static_cast<int>(gridDim.x) / P::kCluster;
   for (int number = static_cast<int>(blockIdx.x) / P::kCluster; number < sizes.order.size();
-       number += step, piece = 0) {
+       number += step, slice = 0) {
     const Corner corner = corner_of<P>(sizes, number);
-    for (; piece < sizes.pieces; ++piece, ring.advance()) {
+    for (; slice < sizes.slices; ++slice, ring.advance()) {
       cuda::wait(&stages.empty[ring.stage], ring.parity ^ 1);  // returns immediately in the first round
       expect(ring.stage);
-      load_a(ring.stage, piece, corner);
-      load_b(ring.stage, piece, corner);
+      load_a(ring.stage, slice, corner);
+      load_b(ring.stage, slice, corner);
     }
   }
 }
@@ -245,13 +245,13 @@ __device__ void release(Stages<P>& stages, int stage) {
   }
 }
 
-/// A warpgroup multiplies all pieces of a tile, for kHalves times 64 rows; these begin at line `first_line` of a
-/// stage's piece of a. Calls issued() after the last wgmma has been issued, before waiting for it.
+/// Multiplies all slices of a tile by one warpgroup, for kHalves times 64 rows from line `first_line` of a's slices on.
+/// Calls issued() after the last wgmma has been issued, before waiting for it.
 template <class T, class P, Lines kA, Lines kB, int kHalves, class F>
 __device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>& stages, Ring<P::kStages>& ring,
-                              int pieces, int first_line, const F& issued) {
+                              int slices, int first_line, const F& issued) {
   int last = 0;
-  for (int piece = 0; piece < pieces; ++piece, ring.advance()) {
+  for (int slice = 0; slice < slices; ++slice, ring.advance()) {
     cuda::wait(&stages.full[ring.stage], ring.parity);
     std::uint64_t a = descriptor<kA>(stages.a[ring.stage] + first_line * kLineBytes);
     std::uint64_t b = descriptor<kB>(stages.b[ring.stage]);
@@ -260,13 +260,13 @@ __device__ void multiply_tile(float (&sums)[kHalves][P::kColumns / 2], Stages<P>
     for (int k = 0; k < kDepth; k += 16) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        cuda::multiply_add<T, P::kColumns, kA, kB>(sums[half], a + half * (kChunkBytes / 16), b, piece > 0 || k > 0);
+        cuda::multiply_add<T, P::kColumns, kA, kB>(sums[half], a + half * (kChunkBytes / 16), b, slice > 0 || k > 0);
       }
       a += cuda::kNextDepth<kA>;
       b += cuda::kNextDepth<kB>;
     }
     cuda::commit_products();
-    if (piece > 0) {
+    if (slice > 0) {
       cuda::wait_products<1>();
       release<P>(stages, last);
     }

@@ -4,12 +4,13 @@
 
 #include <cstdint>
 
+#include <mica/core/detail/ceil_div.h>
 #include <mica/core/tensor.h>
 
 namespace mica::gemm {
 
-/// The memory layout of a matrix, as a set of lines of contiguous elements: its rows or, if these are not contiguous,
-/// its columns. If neither are, the lines are its rows, with a stride of `step`.
+/// The memory layout of a matrix as lines of contiguous elements: its rows or, if only they are contiguous, its
+/// columns. If neither are, the lines are its rows, with a stride of `step`.
 struct OperandLayout {
   bool lines_are_rows;
   std::int64_t lines;
@@ -25,7 +26,7 @@ inline OperandLayout layout_of(const Tensor& x) {
   const std::int64_t row_step = x.strides()[0];
   const std::int64_t column_step = columns > 1 ? x.strides()[1] : 1;
   const auto leading = [](std::int64_t lines, std::int64_t step, std::int64_t length) {
-    return lines > 1 ? step : (length + 7) / 8 * 8;
+    return lines > 1 ? step : ceil_div(length, 8) * 8;
   };
   if (column_step != 1 && (row_step == 1 || rows == 1)) {
     return {.lines_are_rows = false,
@@ -40,8 +41,5 @@ inline OperandLayout layout_of(const Tensor& x) {
           .leading = leading(rows, row_step, columns),
           .step = column_step};
 }
-
-/// size / part, rounded up: the number of parts, the last of which may be smaller.
-inline int parts_of(std::int64_t size, std::int64_t part) { return static_cast<int>((size + part - 1) / part); }
 
 }  // namespace mica::gemm

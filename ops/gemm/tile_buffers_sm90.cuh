@@ -49,9 +49,18 @@ struct TileBuffers {
     return taken;
   }
 
-  /// Starts to load a chunk of a matrix.
-  __device__ void load(int buffer, const CUtensorMap* map, int column, int row, std::uint64_t* loaded) const {
-    cuda::load_tile(memory[buffer], map, column, row, loaded);
+  /// Starts to load a tile of a matrix into all buffers: chunk after chunk, kHalves times 64 rows of each.
+  template <int kHalves, class Tile>
+  __device__ void load(const CUtensorMap* map, const Tile& tile) const {
+    if (thread() == 0) {
+      cuda::wait_stores_read<0>();  // until the previous tile's output has been read from the buffers
+      cuda::arrive_expecting(tile.loaded, kCount * kChunkBytes);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        cuda::load_tile(memory[i], map, tile.column + i / kHalves * kChunk, tile.row + i % kHalves * kHalfRows,
+                        tile.loaded);
+      }
+    }
   }
 
   /// Reads the lane's pairs of the i-th 16 columns.
@@ -73,10 +82,9 @@ struct TileBuffers {
     }
   }
 
-  /// Rounds 64 rows and kChunks * 64 columns of sums and stores them to y, which has `columns` columns, from `row` and
-  /// `column` on. While the copy engine stores a buffer, the next is filled; it skips elements outside of y.
-  /// value_of(first)(s, c) returns the elements of columns c and c + 1, which have the sums s[0] and s[1]; `first` is
-  /// the first column of their chunk.
+  /// Stores 64 rows and kChunks * 64 columns to y, which has `columns` columns, from `row` and `column` on; elements
+  /// outside of y are skipped. value_of(first)(s, c) computes the elements of columns c and c + 1 from their sums s[0]
+  /// and s[1]; `first` is the first column of their chunk.
   template <class T, int kChunks, class F>
   __device__ void write(const CUtensorMap* y, int row, int column, int columns, const float* sums, const F& value_of) {
 #pragma unroll

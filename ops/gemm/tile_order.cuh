@@ -2,9 +2,9 @@
 
 namespace mica::gemm {
 
-/// The order in which the output's tiles are processed: within a group of a few rows of tiles, column after column;
-/// then the next group. The tiles that are processed at the same time then form about a square, and so read few
-/// different rows of a and columns of b, which stay in the L2 cache: see README.md.
+/// The order of the output's tiles: within a group of a few rows of tiles, column after column. Tiles that are
+/// processed at the same time then form about a square, and share rows of a and columns of b in the L2 cache: see
+/// README.md.
 struct TileOrder {
   int rows;     // of tiles
   int columns;  // of tiles

@@ -246,7 +246,7 @@ struct Extreme {
 };
 
 /// dy at the positions `where` along an axis, 0 elsewhere.
-struct PlaceAlongAxis {
+struct ScatterAlongAxis {
   static constexpr bool composed = true;
   Shape in;
   Shapes shapes;
@@ -259,8 +259,8 @@ struct PlaceAlongAxis {
     const Tensor positions = viewed_as(arange(0, static_cast<double>(in[axis]), 1, int64, dy.device()), line);
     const Tensor indices = kept_of(where, shapes);
     const Tensor dkept = kept_of(dy, shapes);
-    const kernels::PlaceAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
-    on_device(dy.device(), [&](auto device) { kernels::place_along_axis(device, args); });
+    const kernels::ScatterAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
+    on_device(dy.device(), [&](auto device) { kernels::scatter_along_axis(device, args); });
     ctx.save_for_backward(where);
     return dx;
   }
@@ -288,7 +288,7 @@ struct ExtremeAlongAxis {
     return {y, where};
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy, const Tensor&) const {
-    return autograd::apply(PlaceAlongAxis{in, shapes, axis}, dy, ctx.saved<1>()[0]);
+    return autograd::apply(ScatterAlongAxis{in, shapes, axis}, dy, ctx.saved<1>()[0]);
   }
 };
 

@@ -15,8 +15,7 @@ namespace mica::kernels::rows {
 using cuda::kAllLanes;
 using cuda::kWarp;
 
-/// Sums a and b over kLanes lanes: half of them add up a, the others b. Returns the sum of a in the lower half of these
-/// lanes, that of b in the upper half.
+/// Returns the sum of a over kLanes lanes in the lower half of these lanes, and that of b in the upper half.
 template <int kLanes, class S>
 __device__ S sum_pair_of_lanes(S a, S b) {
   const bool upper = threadIdx.x % kLanes >= kLanes / 2;
@@ -24,7 +23,7 @@ __device__ S sum_pair_of_lanes(S a, S b) {
   return cuda::sum_lanes<kLanes / 2>(mine);
 }
 
-/// One or more sums over a row. This is also an example of a Value, which RowGroup reduces. A Value has
+/// One or more sums over a row. This is an example of a Value, which RowGroup reduces. A Value has
 ///     Number, kNumbers             // of what it consists: floats or doubles
 ///     for_numbers(f)               // calls f(k, number) for each of them
 ///     empty()                      // the neutral element
@@ -69,18 +68,15 @@ struct RowSums {
   }
 };
 
-/// Reduces a Value over the threads of a group. A block may have several groups: that of a thread is threadIdx.y, and
-/// its threads are numbered by threadIdx.x. They may reduce one row after another: buffers in shared memory take turns,
-/// two if kSeveral, so that one barrier per row is enough.
+/// Reduces a Value over the threads that share a row. A block may have several such groups (kSeveral): threadIdx.y is
+/// the number of a thread's group, and threadIdx.x its index in the group. The buffers are used in turn, so that two
+/// are enough for one barrier per row.
 ///
 /// In a cluster, each warp sends its result into the shared memory of every block, where an mbarrier counts the
-/// arriving bytes. So a block waits only for these numbers. A cluster barrier would also wait until the other blocks'
-/// writes to global memory are visible.
+/// arriving bytes. A cluster barrier would also wait for the blocks' writes to global memory.
 ///
-/// all_reduce() waits for the other warps at once. In a cluster, send() and receive() may be called instead, so that a
-/// warp sends its result for the next row before it receives that of this row. This needs four buffers: a warp sends
-/// its result for row r + 4 after it has received row r + 2. Then all warps have sent their results for row r + 2 and
-/// have therefore received row r.
+/// Instead of all_reduce(), a cluster may call send() for the next row and then receive() for this one, with four
+/// buffers: a warp that sends row r + 4 has received row r + 2, which all warps sent after they had received row r.
 template <class Value, Group kGroup, int kLanes = kWarp, bool kSeveral = false, int kBuffers = kSeveral ? 2 : 1>
 class RowGroup {
   using Number = typename Value::Number;
@@ -90,19 +86,20 @@ class RowGroup {
   static constexpr int kMostWarps = kCluster ? kMostCluster * kMostGroupThreads / kWarp : kWarps ? kWarp : 1;
 
  public:
-  struct Shared {
+  struct Exchange {
     Number numbers[kBuffers][kNumbers][kMostWarps];
     std::uint64_t arrived[kCluster ? kBuffers : 1];
   };
 
   /// @param blocks  the number of blocks that share a row.
-  /// Construct it before loads from global memory are issued: in a cluster, the constructor would wait for them.
-  __device__ explicit RowGroup(Shared& shared, int blocks = 1) : shared_(shared), blocks_(kCluster ? blocks : 1) {
+  /// Construct it before loads from global memory are issued, since in a cluster the constructor waits for them.
+  __device__ explicit RowGroup(Exchange& exchange, int blocks = 1)
+      : exchange_(exchange), blocks_(kCluster ? blocks : 1) {
     if constexpr (kCluster) {
       if (threadIdx.x == 0) {
 #pragma unroll
         for (int buffer = 0; buffer < kBuffers; ++buffer) {
-          cuda::init_barrier(&shared_.arrived[buffer], 1);
+          cuda::init_barrier(&exchange_.arrived[buffer], 1);
           expect(buffer);
         }
         cuda::publish_barriers();
@@ -141,11 +138,11 @@ class RowGroup {
       const int index = rank() * warps() + number;
       if (lane < blocks_) {
         warp.for_numbers([&](int k, Number& value) {
-          cuda::send(&shared_.numbers[buffer][k][index], lane, value, &shared_.arrived[buffer]);
+          cuda::send(&exchange_.numbers[buffer][k][index], lane, value, &exchange_.arrived[buffer]);
         });
       }
     } else if (lane == 0) {
-      warp.for_numbers([&](int k, Number& value) { shared_.numbers[buffer][k][first() + number] = value; });
+      warp.for_numbers([&](int k, Number& value) { exchange_.numbers[buffer][k][first() + number] = value; });
     }
     ++sent_;
   }
@@ -155,7 +152,7 @@ class RowGroup {
     static_assert(kWarps);
     const int buffer = received_ % kBuffers;
     if constexpr (kCluster) {
-      cuda::wait(&shared_.arrived[buffer], received_ / kBuffers % 2);
+      cuda::wait(&exchange_.arrived[buffer], received_ / kBuffers % 2);
       if (kBuffers > 1 && threadIdx.x == 0) {
         expect(buffer);  // for the next use of this buffer
       }
@@ -167,7 +164,7 @@ class RowGroup {
     ++received_;
     const auto read = [&](int index) {
       Value other = warp.empty();
-      other.for_numbers([&](int k, Number& value) { value = shared_.numbers[buffer][k][first() + index]; });
+      other.for_numbers([&](int k, Number& value) { value = exchange_.numbers[buffer][k][first() + index]; });
       return other;
     };
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -191,10 +188,10 @@ class RowGroup {
   __device__ static int first() { return kSeveral && !kCluster ? static_cast<int>(threadIdx.y) * warps() : 0; }
 
   __device__ void expect(int buffer) {
-    cuda::arrive_expecting(&shared_.arrived[buffer], blocks_ * warps() * kNumbers * static_cast<int>(sizeof(Number)));
+    cuda::arrive_expecting(&exchange_.arrived[buffer], blocks_ * warps() * kNumbers * static_cast<int>(sizeof(Number)));
   }
 
-  Shared& shared_;
+  Exchange& exchange_;
   int blocks_;
   unsigned sent_ = 0;      // rows for which this warp has sent its result
   unsigned received_ = 0;  // rows whose results it has received

@@ -17,9 +17,8 @@ inline constexpr int kLoopThreads = 512;  // per block
 template <int V>
 constexpr int kBatch = V == 1 ? 8 : 4;
 
-/// Reads the same row of kRows matrices, V columns at a time. Calls f(column, packs, count) for each of the thread's
-/// batches: packs[i][k] is its pack number i of matrix k, for i < count. Pack 0 begins at `column`, and the others
-/// follow kLoopThreads packs apart.
+/// Reads the same row of kRows matrices, V columns at a time. Calls f(column, packs, count) for each batch of the
+/// thread: packs[i][k], for i < count, is pack i of matrix k, which begins kLoopThreads · i packs after `column`.
 template <int V, int kRows, class T, class F>
 __device__ void for_batches(const T* const (&rows)[kRows], std::int64_t columns, const F& f) {
   constexpr int kStep = kLoopThreads * V;
@@ -56,9 +55,9 @@ __device__ void for_packs(const T* const (&rows)[kRows], std::int64_t columns, c
   });
 }
 
-/// Reads single elements of a row of kRows matrices: those at first, first + step, … < end. Calls f(i, elements,
-/// inside) for each batch of N elements, the first of which is at i; elements[n].at[k] is number n of matrix k, in the
-/// type of sums. Past the end, inside(n) is false, and elements are `absent`.
+/// Reads the elements first, first + step, … < end of a row of kRows matrices. Calls f(i, elements, inside) for each
+/// batch of N, the first of which is at i: elements[n].at[k] is number n of matrix k in the type of sums, or `absent`
+/// past the end, where inside(n) is false.
 template <int N, int kRows, class T, class F, class S = Accumulate<T>>
 __device__ void for_strided(const T* const (&rows)[kRows], std::int64_t first, std::int64_t end, std::int64_t step,
                             S absent, const F& f) {
@@ -108,7 +107,7 @@ struct PeeledRow {
 };
 
 /// Calls f(pack, i) for the packs of thread t of `threads`, and for its element of the ends as a pack of one; i is the
-/// first column. Loads kAhead packs before it uses them.
+/// first column. It loads kAhead packs before it uses the first.
 template <int kAhead, class T, class F>
 __device__ void for_peeled_packs(const T* row, std::int64_t columns, int t, int threads, const F& f) {
   constexpr int kPack = PeeledRow<T>::kPack;

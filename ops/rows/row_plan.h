@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include <mica/core/detail/ceil_div.h>
+
 namespace mica::kernels::rows {
 
 /// The threads that share a row: some lanes of a warp, a warp, a thread block, or a cluster of blocks.
@@ -14,14 +16,14 @@ enum class Group { lanes, warp, block, cluster };
 enum class Schedule {
   single_wave,  ///< each group has one row, and all blocks run at once
   many_waves,   ///< each group has one row
-  persistent    ///< blocks stay on their multiprocessors, and each group has one row after another
+  persistent    ///< each group has one row after another
 };
 
 inline constexpr int kMostGroupThreads = 512;  // per block, that share a row
 inline constexpr int kMostCluster = 16;        // blocks that share a row
 
-/// A kernel that keeps rows in registers: who shares a row, by how many lanes of a warp, and the most packs of it that
-/// each thread has.
+/// A kernel for rows in registers: which threads share a row, how many lanes of each warp, and the most packs that a
+/// thread has.
 struct RowKernel {
   Group group;
   int lanes;
@@ -35,8 +37,8 @@ constexpr RowKernel by_warp(int packs) { return {Group::warp, 32, packs}; }
 constexpr RowKernel by_block(int packs) { return {Group::block, 32, packs}; }
 constexpr RowKernel by_cluster(int packs) { return {Group::cluster, 32, packs}; }
 
-/// The kernels that are compiled for some kind of rows, as RowKernels or the like. Plans and launchers are made from
-/// the same list, so that a plan that names another kernel does not compile.
+/// The kernels that are compiled for some kind of rows, as RowKernels or the like. Plans and launchers use the same
+/// list, so that a plan that names another kernel does not compile.
 template <auto... kKernels>
 struct Kernels {
   static constexpr std::array kAll = {kKernels...};
@@ -57,33 +59,30 @@ struct Kernels {
   }
 };
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 /// Whether several warps share a row.
 constexpr bool has_warps(Group group) { return group == Group::block || group == Group::cluster; }
 
-/// How a row is divided among `blocks` blocks: each has a slab of the columns, which a group of `threads` threads
-/// shares.
-struct RowShare {
+/// How blocks and threads split a row: each block has a slab of `slab` columns, which `threads` of its threads share.
+struct RowSplit {
   std::int64_t slab;
   std::int64_t threads;
 };
 
-/// The share for a kernel with packs of `pack` columns. Slabs are multiples of 64 columns, and otherwise as equal as
+/// The split for a kernel with packs of `pack` columns. Slabs are multiples of 64 columns, and otherwise as equal as
 /// possible.
 template <class Kernel>
-constexpr RowShare share_row(std::int64_t columns, const Kernel& kernel, int pack, int blocks) {
+constexpr RowSplit split_row(std::int64_t columns, const Kernel& kernel, int pack, int blocks) {
   constexpr std::int64_t kUnit = 64;
   const std::int64_t slab = ceil_div(columns, blocks * kUnit) * kUnit;
   const std::int64_t of_lanes = std::int64_t{kernel.lanes} * kernel.packs * pack;  // columns
   return {slab, has_warps(kernel.group) ? ceil_div(slab, of_lanes) * kernel.lanes : kernel.lanes};
 }
 
-// Blocks of a persistent grid: a fixed number, and not the GPU's number of multiprocessors, so that results do not
-// depend on the GPU.
+// Blocks of a persistent grid: the number of multiprocessors of an H200 on any GPU, so that results do not depend on
+// the GPU.
 inline constexpr int kPersistentBlocks = 132;
-// The same for clusters of 3 to 8 blocks, and of 16: the most that run at once on an H200. The blocks of a cluster must
-// lie in one GPC, so that some multiprocessors remain unused.
+// The same for clusters of 3 to 8 blocks, and of 16. A cluster must fit into one GPC, so that some multiprocessors
+// remain unused.
 inline constexpr int kPersistentClusterBlocks = 120;
 inline constexpr int kPersistentLargestClusterBlocks = 112;
 

@@ -4,8 +4,7 @@
 //
 //     global memory ──cp.async──▶ ring in shared memory ──▶ registers
 //
-// Each thread copies the elements that it will use itself. So it never waits for other threads' copies, and the threads
-// of a row synchronize only to reduce.
+// Each thread copies the elements that it uses itself, so that the threads of a row synchronize only to reduce.
 
 #include <cstdint>
 
@@ -15,8 +14,7 @@
 
 namespace mica::kernels::rows {
 
-/// A thread's stages in shared memory. Each of the kDepth stages has P packs of each of kSources matrices. A thread's
-/// packs are kLanes packs apart.
+/// A thread's kDepth stages in shared memory. Each has P packs of each of kSources matrices, kLanes packs apart.
 template <class T, int V, int kSources, int P, int kDepth, int kLanes = cuda::kWarp>
 class RowRing {
  public:
@@ -40,8 +38,8 @@ class RowRing {
     }
   }
 
-  /// For rings whose absent packs are not zeros: fill() writes a pack in place of those from number `count` on, once
-  /// for all stages, and fetch_present() leaves them as they are.
+  /// For rings whose absent packs are not zeros: writes `pack` over the packs from number `count` on, in all stages.
+  /// fetch_present() leaves them as they are.
   __device__ void fill(int count, const Packs& pack) {
 #pragma unroll
     for (int i = 0; i < kDepth * kSources * P; ++i) {

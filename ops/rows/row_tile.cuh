@@ -1,6 +1,6 @@
 #pragma once
 
-// A row that stays in the registers of the threads that share it, between reading it and writing its results.
+// A row in the registers of the threads that share it.
 
 #include <cstdint>
 #include <type_traits>
@@ -23,16 +23,15 @@ __device__ Pack<T, V> pack_of_one(T value) {
   return pack;
 }
 
-/// The P packs of a row that a thread has, V columns each. If kPacked, they stay in the dtype in which they were read,
-/// which takes half the registers for 16-bit elements. Otherwise they are converted to the type of sums, and may be
-/// replaced by computed values.
+/// A thread's P packs of V columns of a row. If kPacked, they keep the dtype in which they were read, so that 16-bit
+/// elements take half the registers. Otherwise they have the type of sums, and can be replaced by computed values.
 template <class T, int V, int P, bool kPacked>
 class RowTile {
  public:
   using S = Accumulate<T>;
   static constexpr int kWords = P * V * static_cast<int>(kPacked ? sizeof(T) : sizeof(S)) / 4;
 
-  /// The thread's first column, if the packs of kLanes neighboring lanes are adjacent, and so are those of a warp.
+  /// The thread's first column, if the packs of kLanes neighboring lanes are adjacent.
   template <int kLanes>
   __device__ static int first_column() {
     const int thread = static_cast<int>(threadIdx.x);
@@ -40,15 +39,13 @@ class RowTile {
   }
 
   /// Loads packs of 16 bytes, kStep columns apart, with a policy for the L2 cache: those that begin in the `left`
-  /// columns from `from` on. The others become `absent`
-  /// elements.
+  /// columns from `from` on. The others get `absent` elements.
   template <int kStep>
   __device__ void load(const T* from, int left, std::uint64_t policy, T absent) {
     const Pack<T, V> past = pack_of_one<V>(absent);
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      // Loaded as words. With single elements, the compiler would wait for each load, to move its elements one by one,
-      // before it issues the next one.
+      // Loaded as words, since the compiler would wait for each load of single elements to move them one by one.
       uint4 words = reinterpret_cast<const uint4&>(past);
       if (i * kStep < left) {
         const Pack<T, V> pack = cuda::load_streaming<V>(from + i * kStep, policy);
@@ -90,8 +87,8 @@ class RowTile {
     }
   }
 
-  /// Makes the compiler believe that the packs may have changed. Otherwise it would keep the elements that were
-  /// unpacked for a sum in registers until they are used again, instead of unpacking them again.
+  /// Makes the compiler unpack the packs again at their next use, instead of keeping the elements in registers until
+  /// then.
   __device__ void forget() {
     const unsigned zero = threadIdx.z;
 #pragma unroll

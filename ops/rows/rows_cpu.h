@@ -64,7 +64,7 @@ class Prefetch {
 constexpr int kUnrolled = 4;
 
 // Calls body.operator()<V, k>(i) for all i in [begin, end): first with packs, then one by one. k is the index of an
-// accumulator: additions to different ones do not depend on each other, so that the CPU can overlap them.
+// accumulator; several accumulators let the CPU overlap additions.
 template <class S, class Body>
 void for_packs(std::int64_t begin, std::int64_t end, const Body& body) {
   using V = Pack<S>;
@@ -104,12 +104,11 @@ class Sum {
 
 constexpr std::int64_t kSummedAtOnce = 4096;  // the most elements that are summed in S
 
-// Divides [0, n) into pieces short enough to be summed in S, calls piece(begin, end) for each, and adds up the results
-// in double.
-template <class Piece>
-void for_pieces(std::int64_t n, const Piece& piece) {
+// Calls part(begin, end) for parts of [0, n) that are short enough to be summed in S. Their sums are added in double.
+template <class Part>
+void for_parts(std::int64_t n, const Part& part) {
   for (std::int64_t begin = 0; begin < n; begin += kSummedAtOnce) {
-    piece(begin, std::min(begin + kSummedAtOnce, n));
+    part(begin, std::min(begin + kSummedAtOnce, n));
   }
 }
 
@@ -117,7 +116,7 @@ void for_pieces(std::int64_t n, const Piece& piece) {
 template <class S, class Term>
 double sum_of(std::int64_t n, const Term& term) {
   double total = 0;
-  for_pieces(n, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(n, [&](std::int64_t begin, std::int64_t end) {
     Sum<S> sum;
     for_packs<S>(begin, end,
                  [&]<class V, int k>(std::int64_t i) { sum.template add<k, V>(term.template operator()<V>(i)); });
@@ -169,8 +168,8 @@ Buffer<S> parameter(const Tensor& x, std::int64_t n, double absent, const char* 
   return result;
 }
 
-/// For a sum over rows: the number of blocks that the rows are divided into, each summed by one thread. It depends on
-/// the shape alone, so that the sum does not depend on the number of threads.
+/// The number of blocks of rows of a sum over rows, each of which one thread sums. It depends on the shape alone, so
+/// that the sum does not depend on the number of threads.
 inline std::int64_t row_blocks(std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kMost = 64;        // bounds both threads and scratch
   constexpr std::int64_t kRows = 8;         // per block, at least

@@ -29,8 +29,8 @@ using cuda::sum_lanes;
 using cuda::unpack;
 using cuda::with_pack_size;
 
-/// Returns its argument, but hides from the compiler how it was computed. The compiler then keeps it in a register
-/// instead of computing it again at each use.
+/// Returns its argument, but hides from the compiler how it was computed, so that the compiler does not compute it
+/// again at each use.
 __device__ inline int opaque(int n) {
   asm volatile("" : "+r"(n));
   return n;

@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kernels::kNormThreads)
     return;
   }
   for (std::int64_t i = threadIdx.x; i < entries; i += kernels::kNormThreads) {
-    const int slot = table[i].slot;
-    rules[slot] = Rule<double>::at_step(scalars + table[i].group * Rule<double>::kScalars, ++steps[slot]);
+    const int parameter = table[i].parameter;
+    rules[parameter] = Rule<double>::at_step(scalars + table[i].group * Rule<double>::kScalars, ++steps[parameter]);
   }
 }
 
@@ -209,7 +209,7 @@ template <template <class> class Rule, class A>
 struct RuleFromTable {
   const Rule<double>* rules;
   __device__ Rule<A> operator()(const kernels::MultiTensorEntry& entry) const {
-    return Rule<A>::rounded(rules[entry.slot]);
+    return Rule<A>::rounded(rules[entry.parameter]);
   }
 };
 

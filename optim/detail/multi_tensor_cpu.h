@@ -83,13 +83,14 @@ void optimizer_step(Cpu device, const char* name, const kernels::OptimizerStep& 
   const double* const scalars = step.scalars.data<double>();
   for (std::int64_t i = 0; i < step.list.entries(); ++i) {
     const kernels::MultiTensorEntry& entry = step.list.table()[i];
-    rules[entry.slot] = Rule<double>::at_step(scalars + entry.group * Rule<double>::kScalars, ++steps[entry.slot]);
+    rules[entry.parameter] =
+        Rule<double>::at_step(scalars + entry.group * Rule<double>::kScalars, ++steps[entry.parameter]);
   }
   for (const kernels::MultiTensorPart& part : step.list.parts()) {
     kernels::on_part<Rule>(name, part, [&]<class T, bool kMaster, int kStates>() {
       update_part<Rule, T, kMaster, kStates>(
           device, step.list, part, control != nullptr ? control->factor : 1,
-          [&](const kernels::MultiTensorEntry& entry) { return Rule<Accumulate<T>>::rounded(rules[entry.slot]); });
+          [&](const kernels::MultiTensorEntry& entry) { return Rule<Accumulate<T>>::rounded(rules[entry.parameter]); });
     });
   }
 }

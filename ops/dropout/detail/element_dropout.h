@@ -1,8 +1,8 @@
 #pragma once
 
 // Which elements are dropped: a function of the random key and of an element's index in row-major order alone, so that
-// all kernels and both devices drop the same ones. Eight consecutive elements share the 128 bits of one Philox block.
-// On a GPU, computing 32 bits per element would take longer than loading and storing it.
+// all kernels and both devices drop the same ones. Eight consecutive elements share one Philox block of 128 bits, since
+// computing 32 bits per element would take longer than loading and storing it.
 
 #include <cstdint>
 

@@ -94,8 +94,7 @@ void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end,
   }
 }
 
-// The arguments of backward for one row. Functions use a copy of them, so that the compiler sees that no store changes
-// them.
+// The arguments of backward for one row. Functions copy them, so that the compiler knows that no store changes them.
 template <bool kCentered_, class S>
 struct BackwardRow {
   static constexpr bool kCentered = kCentered_;
@@ -145,7 +144,7 @@ template <bool with_parameters, bool kCentered, class S>
   const BackwardRow<kCentered, S> row = given;
   double g_total = 0;
   double gx_total = 0;
-  for_pieces(row.n, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(row.n, [&](std::int64_t begin, std::int64_t end) {
     Sum<S> g_sum;
     Sum<S> gx_sum;
     for_packs<S>(begin, end, [&]<class V, int k>(std::int64_t i) {

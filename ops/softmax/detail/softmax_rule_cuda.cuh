@@ -22,6 +22,11 @@ enum class Kind {
   masked,  // softmax(x · scale) over the first columns of a row; the other results, and rows of −∞, are 0
 };
 
+/// The compiler may not fuse this product with the subtraction of the largest one: the power of the largest element
+/// would no longer be 1.
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
 template <class T, Kind kKind>
 struct SoftmaxRule {
   using S = Accumulate<T>;
@@ -45,7 +50,7 @@ struct SoftmaxRule {
   /// The value whose softmax is computed: x or, in masked rows, x · scale, and −∞ unless `inside`.
   __device__ S counted(S x, bool inside) const {
     if constexpr (kMasked) {
-      return inside ? x * scale : -std::numeric_limits<S>::infinity();
+      return inside ? rounded_product(x, scale) : -std::numeric_limits<S>::infinity();
     } else {
       return x;
     }
