@@ -30,7 +30,7 @@
 #include <mica/dist/sharded_adamw.h>
 #include <mica/io/safetensors.h>
 #include <mica/io/text.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>

@@ -1,5 +1,6 @@
 # Writes <mica/mica.h>, which includes every public header. Those of ops are collected from the folders, so a new op needs
-# no entry here: a header is public unless it lies in a folder named detail, or in ops/gemm or ops/rows.
+# no entry here: a header is public unless it lies in a folder named detail, or in ops/gemm, ops/rows or
+# infer/kernels.
 
 set(mica_public_headers
     core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/state_dict.h core/tensor.h core/creation.h core/dlpack.h core/memory_stats.h core/progress.h
@@ -8,9 +9,9 @@ set(mica_public_headers
     autograd/grad.h autograd/grad_mode.h
     autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h
     autograd/profiler.h core/device_info.h)
-foreach(folder ops nn optim io dist train)
+foreach(folder ops nn optim io infer dist train)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
-  list(FILTER headers EXCLUDE REGEX "(^|/)detail/|^ops/(gemm|rows)/")
+  list(FILTER headers EXCLUDE REGEX "(^|/)detail/|^ops/(gemm|rows)/|^infer/kernels/")
   list(SORT headers)
   list(APPEND mica_public_headers ${headers})
 endforeach()

@@ -41,7 +41,7 @@ struct Settings {
   mica::Device device;
   std::string dtype;
   int quantize = 0;  // bits, or 0
-  mica::nn::GenerateOptions options;
+  mica::infer::GenerateOptions options;
 };
 
 // "1,504,3575"
@@ -136,7 +136,7 @@ void go_on(Model& model, const Prompt& prompt, const Settings& settings) {
       mica::nn::merge_lora(model);  // generates faster
     }
   }
-  mica::nn::generate(model, {prompt.tokens}, settings.options);
+  mica::infer::generate(model, {prompt.tokens}, settings.options);
 }
 
 // Writes text piece by piece. `before` is written only with the first piece, since the line may show a progress bar
@@ -257,7 +257,7 @@ int main(int argc, char** argv) {
   Settings settings;
   std::string model, device = "auto";
   settings.options.count = 500;
-  mica::nn::SamplingOptions& sampling = settings.options.sampling;
+  mica::infer::SamplingOptions& sampling = settings.options.sampling;
   sampling.temperature = 0.8;
   int threads = 0;
   command_line

@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <variant>
 
-#include <mica/nn/gpt.h>
 #include <mica/nn/models/bert.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/models/llama.h>
 
 namespace mica::io {

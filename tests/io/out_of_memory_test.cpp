@@ -22,8 +22,8 @@
 #include <mica/io/adapter.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
-#include <mica/nn/gpt.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/join/join.h>

@@ -24,7 +24,7 @@
 #include <mica/core/rng.h>
 #include <mica/io/token_windows.h>
 #include <mica/io/training_checkpoint.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
