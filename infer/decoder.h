@@ -1,6 +1,8 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <mica/core/tensor.h>
@@ -37,8 +39,9 @@ class Decoder {
   /// can be captured into a CUDA graph, unless the model or its dtype needs host values: then the capture throws. Each
   /// replay is one step. Call reserve() before each replay.
   Tensor step(const Tensor& tokens);
-  /// Greedy decoding: replaces tokens (B) by the most likely next ones, as infer::sample() chooses them at temperature
-  /// 0. Where a kernel can do so, also writes them to on_host[length() % 2 · B …], pinned memory, and returns true.
+  /// A greedy step: replaces tokens (B) by the most likely next ones, as infer::sample() chooses them at temperature 0.
+  /// `on_host`, if given, is HostReader::slots(). Returns whether the step has written the tokens there, too, to slot
+  /// length() % HostReader::kSlots.
   virtual bool replace(const Tensor& tokens, std::int64_t* on_host = nullptr);
   /// Makes room for texts of so many positions. Returns whether the memory has moved: then captured steps must be
   /// captured again.
@@ -65,9 +68,16 @@ class Decoder {
   std::int64_t vocab_;
 };
 
-/// A decoder for any model with new_cache(batch, window), next_token_logits(tokens, cache) and config.vocab, such as
-/// nn::GPT. It computes what the model computes.
-template <class Model>
+/// A language model with a cache, such as nn::GPT.
+template <class M>
+concept CachedModel = requires(const M& model, const Tensor& tokens, nn::KeyValueCache* cache, std::int64_t n) {
+  { model.new_cache(/*batch*/ n, /*window*/ n) } -> std::same_as<nn::KeyValueCache>;
+  { model.next_token_logits(tokens, cache) } -> std::same_as<Tensor>;
+  { model.config.vocab } -> std::convertible_to<std::int64_t>;
+};
+
+/// A decoder for any model with a cache. It computes what the model computes.
+template <CachedModel Model>
 class ComposedDecoder final : public Decoder {
  public:
   explicit ComposedDecoder(const Model& model, const DecoderOptions& options = {})

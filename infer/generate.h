@@ -41,13 +41,14 @@ std::vector<std::vector<std::int64_t>> generate(Decoder& decoder, const std::vec
                                                 const GenerateOptions& options = {});
 
 /// The decoder that generates with a model: the one that was made for it, or the composed one.
-template <class Model>
+template <CachedModel Model>
 using DecoderOf = std::conditional_t<std::is_same_v<Model, nn::Llama>, LlamaDecoder, ComposedDecoder<Model>>;
 
 /// generate() by a DecoderOf<Model>.
-template <class Model>
-requires(!std::is_base_of_v<Decoder, Model>) std::vector<std::vector<std::int64_t>> generate(
-    const Model& model, const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options = {}) {
+template <CachedModel Model>
+std::vector<std::vector<std::int64_t>> generate(const Model& model,
+                                                const std::vector<std::vector<std::int64_t>>& prompts,
+                                                const GenerateOptions& options = {}) {
   DecoderOf<Model> decoder(model, {.batch = std::max<std::int64_t>(1, std::ssize(prompts)), .window = options.window});
   return generate(decoder, prompts, options);
 }

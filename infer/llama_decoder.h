@@ -8,14 +8,14 @@
 
 namespace mica::infer {
 
-/// A decoder for nn::Llama with kernels of its own (infer/kernels), which it selects when it is constructed:
+/// A decoder for nn::Llama. On CUDA, in 16 bits, it has kernels of its own (infer/kernels). The constructor decides
+/// which ones it uses:
 ///
-/// - On CUDA, in 16 bits, if there are no adapters, the frequencies do not depend on the length, and
-///   mica::decode_attention() supports the heads' width, a step takes five kernels for each layer.
-/// - Of these, a single text takes one kernel for all layers, if has_decoder_step().
-/// - A prompt takes kernels of its own on a GPU of compute capability 9.0, unless weights are quantized or the prompt
-/// is
-///   longer than the window.
+/// - for steps, five kernels for each layer or, for a single text, one for all layers, if has_decoder_step(). Not with
+///   adapters, if the rotary frequencies depend on the length, or if mica::decode_attention() does not support the
+///   width of heads;
+/// - for prompts, on a GPU of compute capability 9.0, kernels for many rows. Not if weights are quantized or the prompt
+///   is longer than the window.
 ///
 /// Everything else is computed by the model itself, as by ComposedDecoder. The results differ by rounding only.
 class LlamaDecoder final : public Decoder {

@@ -6,6 +6,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/cuda/device.h>
 #include <mica/core/philox.h>
 #include <mica/infer/kernels/sample_kernels.h>
 #include <mica/infer/sample.h>
@@ -29,16 +30,16 @@ Tensor by_kernel(const Tensor& logits, const SamplingOptions& options, const Ten
   return on_device(logits.device(), [&](auto device) {
     if constexpr (std::is_same_v<decltype(device), Cuda>) {
       const std::int64_t rows = logits.size(0);
-      if (logits.dtype() != float64 && rows >= 1 && rows <= kernels::kMostDrawRows &&
-          logits.size(1) <= kernels::kMostDrawColumns && kernels::can_draw_tokens(device)) {
+      if (logits.dtype() != float64 && rows >= 1 && rows <= kernels::kMostSampleRows &&
+          logits.size(1) <= kernels::kMostSampleColumns && cuda::device_has_clusters()) {
         const Tensor ready = contiguous_data(logits);
         const Tensor ready_seen = seen.defined() && options.repetition_penalty != 1 ? contiguous_data(seen) : Tensor{};
         const Tensor tokens = empty({rows}, int64, logits.device());
-        kernels::draw_tokens(device, {.logits = ready,
-                                      .options = options,
-                                      .uniforms = options.takes_largest() ? Tensor{} : uniforms,
-                                      .seen = ready_seen,
-                                      .tokens = tokens});
+        kernels::sample_tokens(device, {.logits = ready,
+                                        .options = options,
+                                        .uniforms = options.takes_largest() ? Tensor{} : uniforms,
+                                        .seen = ready_seen,
+                                        .tokens = tokens});
         return tokens;
       }
     }
@@ -82,10 +83,11 @@ Tensor sample(const Tensor& logits, const SamplingOptions& options, const Tensor
   check(options.takes_largest() || (uniforms.defined() && uniforms.shape() == one_each && uniforms.dtype() == float64 &&
                                     uniforms.device() == logits.device() && uniforms.is_contiguous()),
         "sample: expected contiguous uniforms of float64 and shape {} on {}", one_each, logits.device());
-  check(!seen.defined() ||
-            (seen.shape() == logits.shape() && seen.dtype() == boolean && seen.device() == logits.device()),
-        "sample: expected seen of bool and shape {} on {}, got {} {}", logits.shape(), logits.device(), seen.dtype(),
-        seen.shape());
+  if (seen.defined()) {
+    check(seen.shape() == logits.shape() && seen.dtype() == boolean && seen.device() == logits.device(),
+          "sample: expected seen of bool and shape {} on {}, got {} {} on {}", logits.shape(), logits.device(),
+          seen.dtype(), seen.shape(), seen.device());
+  }
   const autograd::NoGrad no_grad;
   if (const Tensor tokens = by_kernel(logits, options, uniforms, seen); tokens.defined()) {
     return tokens;

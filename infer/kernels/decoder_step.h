@@ -37,8 +37,8 @@ struct DecoderStep {
   double rotary_scale = 1;             ///< as in DecodeAttention
   Tensor length{};                     ///< as in DecodeAttention
   bool adds_to_length = false;         ///< whether the step increments `length` at its end
-  Tensor next_token{};  ///< output, one int64 or undefined: the token of the largest logit, as draw_tokens() chooses it
-                        ///< with temperature 0. May be the same tensor as `token`: the next step then continues with
+  Tensor next_token{};  ///< output, one int64 or undefined: the token of the largest logit, as sample() chooses it
+                        ///< at temperature 0. May be the same tensor as `token`: the next step then continues with
                         ///< this step's token.
   std::int64_t* tokens_on_host = nullptr;  ///< output, null or two int64 in pinned memory: the next token is also
                                            ///< written to element length % 2
@@ -60,8 +60,8 @@ std::int64_t decoder_step_scratch(const DecoderStep& step);
 /// like decode_attention(). A chain of decode_linear() and decode_attention() computes the same and rounds at the same
 /// places, but adds in another order.
 ///
-/// Throws Error unless has_decoder_step(), if gradients are recorded, or if x or the token, length, next_token or
-/// scratch does not match.
+/// Requires has_decoder_step(), which it does not check again. Throws Error if gradients are recorded, or if x or the
+/// token, length, next_token or scratch does not match.
 Tensor decoder_step(const DecoderStep& step);
 
 }  // namespace mica::infer

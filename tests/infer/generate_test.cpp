@@ -1,3 +1,4 @@
+#include <tests/launches.h>
 #include <tests/nn/small_models.h>
 
 #include <algorithm>
@@ -244,7 +245,7 @@ TEST(Generate, LargestLogitInOneKernel) {
         EXPECT_EQ(infer::generate(llama, prompt, options)[0], expected);
         const std::vector<std::string> names = record.names();
         EXPECT_EQ(std::count(names.begin(), names.end(), "decoder_step_kernel"), kCount - 1);
-        const auto draws = [](const std::string& name) { return name.starts_with("draw_"); };
+        const auto draws = [](const std::string& name) { return name.starts_with("sample_"); };
         EXPECT_LE(std::count_if(names.begin(), names.end(), draws), 1);  // after the prompt
         EXPECT_EQ(names.back(), "decoder_step_kernel");
         options.cuda_graph = true;

@@ -197,7 +197,11 @@ TEST(Sampler, MoreErrors) {
   expect_error([] { infer::Sampler({.top_p = NAN}); }, "Sampler: expected top_p in (0, 1], got nan");
   expect_error([] { infer::Sampler({.repetition_penalty = 0}); }, "Sampler: expected repetition_penalty > 0, got 0");
   infer::Sampler sampler({.repetition_penalty = 2});
-  expect_error([&] { sampler.draw(ones({2, 3}), ones({2, 3})); }, "Sampler: expected seen of bool and [2, 3]");
+  expect_error(
+      [&] {
+        sampler.draw(ones({2, 3}), ones({2, 3}));
+      },
+      "sample: expected seen of bool and shape [2, 3] on cpu, got float32 [2, 3]");
   for (const Device device : test_devices()) {
     const double inf = INFINITY, nan = NAN;
     const Tensor logits = from_data({0.0, nan, 1.0, inf, -inf, -inf, -inf, 2.0}, {4, 2}, device);

@@ -1,7 +1,7 @@
 #pragma once
 
 // A row of scores that a cluster draws a token from: its slices, its largest score, and the draw among all tokens. See
-// draw_cuda.cu.
+// sample_cuda.cu.
 
 #include <cstdint>
 #include <limits>
@@ -10,7 +10,7 @@
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/infer/kernels/score_key.cuh>
 
-namespace mica::kernels::draw {
+namespace mica::kernels::sampling {
 
 using cuda::kWarp;
 
@@ -239,8 +239,8 @@ struct Row {
     return total;
   }
 
-  // Draws among all tokens, in their order.
-  __device__ void draw_from_all(double uniform) {
+  // Samples among all tokens, in their order.
+  __device__ void sample_from_all(double uniform) {
     double before;
     double mine;
     const double total = sum_weights(&before, &mine);
@@ -272,4 +272,4 @@ struct Row {
   }
 };
 
-}  // namespace mica::kernels::draw
+}  // namespace mica::kernels::sampling

@@ -1,10 +1,10 @@
 #pragma once
 
-// Sorts the scores of a row, as far as draws with top-k and top-p need it. See draw_cuda.cu.
+// Sorts the scores of a row, as far as draws with top-k and top-p need it. See sample_cuda.cu.
 
-#include <mica/infer/kernels/draw_bins.cuh>
+#include <mica/infer/kernels/sample_bins.cuh>
 
-namespace mica::kernels::draw {
+namespace mica::kernels::sampling {
 
 // Some scores that follow each other in the sorted order. Block 0 has their entries, unless all of them are equal.
 struct Batch {
@@ -236,8 +236,8 @@ struct RankedRow : BinnedRow<T> {
     __syncthreads();
   }
 
-  // Draws among the largest scores.
-  __device__ void draw_from_largest(double uniform) {
+  // Samples among the largest scores.
+  __device__ void sample_from_largest(double uniform) {
     Known known;
     int token;
     double total;
@@ -256,4 +256,4 @@ struct RankedRow : BinnedRow<T> {
   }
 };
 
-}  // namespace mica::kernels::draw
+}  // namespace mica::kernels::sampling

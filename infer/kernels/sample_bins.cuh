@@ -1,11 +1,11 @@
 #pragma once
 
 // Divides the scores of a row into bins, and finds the bin in which the sum over the largest scores reaches a target.
-// See draw_cuda.cu.
+// See sample_cuda.cu.
 
-#include <mica/infer/kernels/draw_row.cuh>
+#include <mica/infer/kernels/sample_row.cuh>
 
-namespace mica::kernels::draw {
+namespace mica::kernels::sampling {
 
 // How keys are divided into bins. Bin 0 has the largest scores.
 struct Bins {
@@ -191,4 +191,4 @@ struct BinnedRow : Row<T> {
   }
 };
 
-}  // namespace mica::kernels::draw
+}  // namespace mica::kernels::sampling

@@ -1,4 +1,4 @@
-// Draws a token for each row of logits. A row belongs to a cluster of 8 blocks, each of which has a slice of it. For
+// Samples a token for each row of logits. A row belongs to a cluster of 8 blocks, each of which has a slice of it. For
 // top-k and top-p, the keys of the slice, integers in the order of its scores, are in shared memory.
 //
 //     largest score --> temperature 0: its token
@@ -24,20 +24,19 @@
 #include <cmath>
 #include <cstdint>
 
-#include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/pack.cuh>
-#include <mica/infer/kernels/draw_ranked.cuh>
 #include <mica/infer/kernels/sample_kernels.h>
+#include <mica/infer/kernels/sample_ranked.cuh>
 
 namespace mica::kernels {
 
-namespace draw {
+namespace sampling {
 
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) draw_tokens_kernel(const __grid_constant__ Arguments<T> a) {
+__global__ void __launch_bounds__(kThreads) sample_tokens_kernel(const __grid_constant__ Arguments<T> a) {
   extern __shared__ std::uint32_t slice_keys[];
   __shared__ Shared shared;
   cuda::allow_dependents();
@@ -58,9 +57,9 @@ __global__ void __launch_bounds__(kThreads) draw_tokens_kernel(const __grid_cons
       a.tokens[row.row] = finite ? shared.best.token : -1;
     }
   } else if (a.ordered) {
-    row.draw_from_largest(a.uniforms[row.row]);
+    row.sample_from_largest(a.uniforms[row.row]);
   } else {
-    row.draw_from_all(a.uniforms[row.row]);
+    row.sample_from_all(a.uniforms[row.row]);
   }
   cuda::meet_in_cluster();  // other blocks may still read this block's shared memory
 }
@@ -71,7 +70,7 @@ constexpr int kPacksAtOnce = 4;  // per thread
 /// Finds the first token of the largest score of each row; -1 if a score is NaN or +inf, or all are -inf. Rows are
 /// aligned to 16 bytes.
 template <class T>
-__global__ void __launch_bounds__(kThreads) draw_largest_kernel(const T* logits, int columns, std::int64_t* tokens) {
+__global__ void __launch_bounds__(kThreads) sample_largest_kernel(const T* logits, int columns, std::int64_t* tokens) {
   constexpr int kPack = kPackBytes / sizeof(T);
   struct Best {
     float score;
@@ -150,13 +149,11 @@ __global__ void __launch_bounds__(kThreads) draw_largest_kernel(const T* logits,
 
 }  // namespace
 
-}  // namespace draw
+}  // namespace sampling
 
-bool can_draw_tokens(Cuda) { return cuda::device_has_clusters(); }
-
-void draw_tokens(Cuda, const DrawTokens& args) {
-  using namespace draw;
-  on_dtype(Types<float, Float16, BFloat16>{}, args.logits.dtype(), "draw_tokens", [&]<class T>() {
+void sample_tokens(Cuda, const SampleTokens& args) {
+  using namespace sampling;
+  on_dtype(Types<float, Float16, BFloat16>{}, args.logits.dtype(), "sample_tokens", [&]<class T>() {
     const infer::SamplingOptions& o = args.options;
     const auto columns = static_cast<int>(args.logits.size(1));
     const bool draws = args.uniforms.defined();
@@ -167,7 +164,7 @@ void draw_tokens(Cuda, const DrawTokens& args) {
       cuda::Launch(grid, kThreads)
           .cluster(dim3(kBlocks))
           .dependent()
-          .run(draw_largest_kernel<T>, "draw_largest_kernel", args.logits.data<T>(), columns,
+          .run(sample_largest_kernel<T>, "sample_largest_kernel", args.logits.data<T>(), columns,
                args.tokens.data<std::int64_t>());
       return;
     }
@@ -186,7 +183,7 @@ void draw_tokens(Cuda, const DrawTokens& args) {
     cuda::Launch(grid, kThreads, shared)
         .cluster(dim3(kBlocks))
         .dependent()
-        .run(draw_tokens_kernel<T>, "draw_tokens_kernel", a);
+        .run(sample_tokens_kernel<T>, "sample_tokens_kernel", a);
   });
 }
 
