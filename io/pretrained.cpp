@@ -183,6 +183,26 @@ std::string config_text(const PretrainedConfig& model, DType dtype, const SaveOp
   return to_json({config});
 }
 
+void save_gguf_file(const std::filesystem::path& path, ConstModelReference model, const Tokenizer* tokenizer,
+                    const GgufMetadata& more, const GgufSaveOptions& options) {
+  model.visit([&](const auto& m) {
+    const auto& family = detail::family_of(m.config);
+    check(!family.gguf.architectures.empty(), "save_gguf: mica writes no GGUF files of {} models",
+          family.types.front());
+    GgufMetadata metadata = family.gguf.write(m.config);
+    const auto architecture = std::get<std::string>(metadata.at("general.architecture"));
+    const StateDict tensors = family.tensors.of_files(m.state_dict(), family.ties_head(m.config), "save_gguf");
+    metadata["tokenizer.ggml.model"] = std::string("none");  // llama.cpp refuses models without this key
+    const GgufMetadata vocabulary = tokenizer == nullptr ? GgufMetadata{} : gguf_metadata(*tokenizer, m.config.vocab);
+    for (const GgufMetadata* const entries : {&vocabulary, &more}) {
+      for (const auto& [key, value] : *entries) {
+        metadata.insert_or_assign(key, value);
+      }
+    }
+    save_gguf(path, detail::gguf_tensors(m.config, architecture, tensors), metadata, options);
+  });
+}
+
 }  // namespace
 
 PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
@@ -227,6 +247,15 @@ void save_pretrained(ConstModelReference model, const std::filesystem::path& fol
     const std::string config = config_text(m.config, state.begin()->second.dtype(), options);
     detail::save_weights(folder, config, state, options.shard_bytes);
   });
+}
+
+void save_gguf(const std::filesystem::path& path, ConstModelReference model, const GgufMetadata& metadata,
+               const GgufSaveOptions& options) {
+  save_gguf_file(path, model, nullptr, metadata, options);
+}
+void save_gguf(const std::filesystem::path& path, ConstModelReference model, const Tokenizer& tokenizer,
+               const GgufMetadata& metadata, const GgufSaveOptions& options) {
+  save_gguf_file(path, model, &tokenizer, metadata, options);
 }
 
 }  // namespace mica::io

@@ -12,15 +12,12 @@
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/gguf_model.h>
 #include <mica/io/families/detail/family.h>
-#include <mica/io/pretrained.h>
 #include <mica/ops/view/view.h>
 
 // Names: gguf-py/gguf/constants.py and tensor_mapping.py of https://github.com/ggml-org/llama.cpp. The program that
 // converts to GGUF: convert_hf_to_gguf.py there.
 
-namespace mica::io {
-
-namespace detail {
+namespace mica::io::detail {
 
 namespace {
 
@@ -141,45 +138,21 @@ GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, 
   return model;
 }
 
-namespace {
-
-template <class Model>
-void save_model(const std::filesystem::path& path, const Model& model, const Tokenizer* tokenizer,
-                const GgufMetadata& more, const GgufSaveOptions& options) {
-  const auto& family = family_of(model.config);
-  check(!family.gguf.architectures.empty(), "save_gguf: mica writes no GGUF files of {} models", family.types.front());
-  GgufMetadata metadata = family.gguf.write(model.config);
-  const std::string architecture = std::get<std::string>(metadata.at("general.architecture"));
-  StateDict tensors;
-  for (const auto& [name, tensor] :
-       family.tensors.of_files(model.state_dict(), family.ties_head(model.config), "save_gguf")) {
-    tensors.emplace(translated(family.gguf, name, &Names::second, &Names::first),
-                    converted(family, model.config, architecture, name, tensor, true));
-  }
-  if (family.gguf.config_tensors != nullptr) {
-    tensors.merge(family.gguf.config_tensors(model.config));
-  }
-  metadata["tokenizer.ggml.model"] = std::string("none");  // llama.cpp refuses models without this key
-  const GgufMetadata vocabulary = tokenizer == nullptr ? GgufMetadata{} : gguf_metadata(*tokenizer, model.config.vocab);
-  for (const GgufMetadata* const entries : {&vocabulary, &more}) {
-    for (const auto& [key, value] : *entries) {
-      metadata.insert_or_assign(key, value);
-    }
-  }
-  save_gguf(path, tensors, metadata, options);
+StateDict gguf_tensors(const PretrainedConfig& config, const std::string& architecture, const StateDict& tensors) {
+  return std::visit(
+      [&](const auto& c) {
+        const auto& family = family_of(c);
+        StateDict result;
+        for (const auto& [name, tensor] : tensors) {
+          result.emplace(translated(family.gguf, name, &Names::second, &Names::first),
+                         converted(family, c, architecture, name, tensor, true));
+        }
+        if (family.gguf.config_tensors != nullptr) {
+          result.merge(family.gguf.config_tensors(c));
+        }
+        return result;
+      },
+      config);
 }
 
-}  // namespace
-
-}  // namespace detail
-
-void save_gguf(const std::filesystem::path& path, ConstModelReference model, const GgufMetadata& metadata,
-               const GgufSaveOptions& options) {
-  model.visit([&](const auto& m) { detail::save_model(path, m, nullptr, metadata, options); });
-}
-void save_gguf(const std::filesystem::path& path, ConstModelReference model, const Tokenizer& tokenizer,
-               const GgufMetadata& metadata, const GgufSaveOptions& options) {
-  model.visit([&](const auto& m) { detail::save_model(path, m, &tokenizer, metadata, options); });
-}
-
-}  // namespace mica::io
+}  // namespace mica::io::detail

@@ -23,4 +23,7 @@ struct GgufModel {
 /// Tensors that are stored as q8_0 or q4_0 get the dtype `dequantized`.
 GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, const std::string& what);
 
+/// A model's tensors with Hugging Face's names as a GGUF file has them, and those that belong to the configuration.
+StateDict gguf_tensors(const PretrainedConfig& config, const std::string& architecture, const StateDict& tensors);
+
 }  // namespace mica::io::detail
