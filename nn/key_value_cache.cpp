@@ -103,7 +103,8 @@ const Tensor& KeyValueCache::positions() const {
   }
   if (steps_on_device_ && count_ == 1) {
     const Tensor length = reshape(device_length_, {1, 1});
-    positions_ = padding_.defined() ? maximum(length - padding_, 0) : expand(length, {config_.batch, 1});
+    positions_ =
+        padding_.defined() ? maximum(length - padding_, 0) : contiguous_data(expand(length, {config_.batch, 1}));
   } else if (padding_.defined()) {
     const Tensor all = arange(static_cast<double>(length() + count_), int64, config_.device);
     positions_ = maximum(slice(all, 0, length(), length() + count_) - padding_, 0);

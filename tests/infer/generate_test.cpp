@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <thread>
-#include <type_traits>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
@@ -14,10 +13,6 @@
 #include <mica/infer/generate.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
-#include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/compare.h>
-#include <mica/ops/elementwise/unary.h>
-#include <mica/ops/join/join.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -25,8 +20,6 @@ using namespace mica;
 using namespace mica::small_models;
 
 namespace {
-
-using Values = std::vector<double>;
 
 TEST(Generate, AWindowOfTheWholeTextChangesNothing) {
   manual_seed(15);

@@ -21,10 +21,11 @@
 #include <mica/ops/view/view.h>
 
 using namespace mica;
-using namespace mica::infer;
 using namespace mica::testing_support;
 
 namespace infer_kernels_test {
+
+using namespace mica::infer;
 
 double relative_error(const Tensor& got, const Tensor& expected) {
   const std::vector<double> a = to_vector<double>(got);
