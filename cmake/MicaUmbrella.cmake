@@ -3,7 +3,7 @@
 # infer/kernels.
 
 set(mica_public_headers
-    core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/dlpack.h core/memory_stats.h core/progress.h
+    core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/state_dict.h core/tensor.h core/creation.h core/dlpack.h core/memory_stats.h core/progress.h
     core/rng.h core/parallel.h
     autograd/anomaly.h autograd/autocast.h autograd/checkpoint.h autograd/early_accumulation.h autograd/function.h
     autograd/grad.h autograd/grad_mode.h

@@ -10,8 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include <mica/core/state_dict.h>
 #include <mica/io/tokenizer.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::io {
 

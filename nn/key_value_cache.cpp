@@ -16,7 +16,9 @@
 namespace mica::nn {
 
 KeyValueCache::KeyValueCache(const Config& config)
-    : config_(config), steps_on_device_(has_decode_attention(config.dtype, config.head_width, config.device)) {
+    : config_(config),
+      steps_on_device_(!config.scale && config.cap == 0 &&
+                       has_decode_attention(config.dtype, config.head_width, config.device)) {
   check(config.layers >= 0 && config.layers <= detail::kMostLayers && config.batch >= 1 && config.key_heads >= 1 &&
             config.head_width >= 1,
         "KeyValueCache: expected 0 to {} layers and at least 1 sequence, 1 head and 1 column, got {}, {}, {} and {}",
@@ -219,8 +221,12 @@ Tensor KeyValueCache::attend_to(const Tensor& q, const Tensor& keys, const Tenso
   }
   // A single new position attends to all others, so it needs no causal mask.
   const bool causal = count_ > 1;
-  const Tensor y = scaled_dot_product_attention(
-      q, keys, values, {.causal = causal, .causal_offset = causal ? before : 0, .mask = mask_});
+  const Tensor y = scaled_dot_product_attention(q, keys, values,
+                                                {.causal = causal,
+                                                 .causal_offset = causal ? before : 0,
+                                                 .scale = config_.scale,
+                                                 .cap = config_.cap,
+                                                 .mask = mask_});
   return reshape(transpose(y, 1, 2), {q.size(0), count_, q.size(1) * q.size(3)});
 }
 

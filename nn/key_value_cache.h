@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <mica/core/capture.h>
@@ -45,8 +46,10 @@ class KeyValueCache {
     std::int64_t head_width = 1;
     DType dtype = float32;
     Device device = Device::cpu();
-    std::int64_t window = 0;   ///< each position sees itself and the window − 1 before it; 0: all
-    std::int64_t context = 0;  ///< the most positions that the model computes; 0: no limit
+    std::optional<double> scale{};  ///< AttentionOptions::scale
+    double cap = 0;                 ///< AttentionOptions::cap
+    std::int64_t window = 0;        ///< each position sees itself and the window − 1 before it; 0: all
+    std::int64_t context = 0;       ///< the most positions that the model computes; 0: no limit
   };
 
   explicit KeyValueCache(const Config& config);  ///< throws for invalid sizes or a dtype that is not floating

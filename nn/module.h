@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <mica/autograd/module_name.h>
+#include <mica/core/state_dict.h>
 #include <mica/core/tensor.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::nn {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <mica/core/state_dict.h>
 #include <mica/core/tensor.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::kernels {
 struct OptimizerStep;

@@ -121,11 +121,12 @@ struct Prompt {
   std::function<std::string()> rest = [] { return std::string(); };
 };
 
-void go_on(mica::nn::Bert&, const Prompt&, const Settings&) {
-  mica::fail("generate: BERT is an encoder, which cannot generate text");
+template <class Model>
+void go_on(Model&, const Prompt&, const Settings&) {
+  mica::fail("generate: the model is an encoder, which cannot generate text");
 }
 
-template <class Model>
+template <mica::infer::CachedModel Model>
 void go_on(Model& model, const Prompt& prompt, const Settings& settings) {
   if (settings.adapter) {
     const auto layers = mica::nn::adapted_layers(model);
@@ -202,16 +203,12 @@ void continue_with_pretrained(Settings& settings) {
   const Prompt prompt = settings.prompt ? prompt_of_text(settings) : prompt_of_tokens(settings);
   mica::io::PretrainedModel model =
       mica::io::load_pretrained(settings.model, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
-  std::visit(
-      [&](auto& m) {
-        if (settings.adapter) {
-          mica::io::load_adapter(m, *settings.adapter);  // may compare the head with PEFT's, so before it is quantized
-        }
-        if (settings.quantize != 0) {
-          mica::nn::quantize(m, {.bits = settings.quantize});
-        }
-      },
-      model);
+  if (settings.adapter) {
+    mica::io::load_adapter(model, *settings.adapter);  // may compare the head with PEFT's, so before it is quantized
+  }
+  if (settings.quantize != 0) {
+    std::visit([&](auto& m) { mica::nn::quantize(m, {.bits = settings.quantize}); }, model);
+  }
   settings.options.stop_tokens = prompt.stop_tokens;
   Writer write(prompt.shown);
   settings.options.on_token = [&](std::size_t, std::int64_t token) {

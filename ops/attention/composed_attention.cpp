@@ -5,6 +5,7 @@
 #include <mica/ops/attention/detail/attention_kernels.h>
 #include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/reduce.h>
@@ -147,8 +148,9 @@ Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const DType dtype = compute_dtype(q.dtype());
   const Groups groups(q, k);
   const Tensor queries = groups.by_key_head(q.to(dtype));
-  const auto [scores, scale] =
-      masked(groups.by_query_head(matmul(queries, transposed(k.to(dtype)))), mask, rule.scale);  // (…, H, T, S)
+  const Tensor products = groups.by_query_head(matmul(queries, transposed(k.to(dtype))));  // (…, H, T, S)
+  const auto [scores, scale] = rule.cap > 0 ? masked(tanh(products * (rule.scale / rule.cap)), mask, rule.cap)
+                                            : masked(products, mask, rule.scale);
   const Tensor weights =
       dropped(autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores), rule);
   return groups.by_query_head(matmul(groups.by_key_head(weights), v.to(dtype))).to(q.dtype());
