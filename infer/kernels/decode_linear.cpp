@@ -122,7 +122,8 @@ FewRowsKernel few_rows_kernel(const Tensor& x, const std::vector<DecodeWeight>& 
   if (!takes) {
     return FewRowsKernel::none;
   }
-  const bool few = x.size(0) <= kFewRows;
+  const bool has_faster = !weights[0].is_quantized() && has_wgmma(x.device());
+  const bool few = x.size(0) <= (has_faster ? 1 : kFewRows);
   if (weights[0].is_quantized() && weights[0].quantized.bits == 4 && x.size(0) <= kernels::kFewRowsOfFourBits) {
     return FewRowsKernel::any_chip;  // which is as fast
   }
