@@ -4,8 +4,8 @@
 #include <cstdlib>
 
 #include <mica/autograd/anomaly.h>
+#include <mica/autograd/detail/segment.h>
 #include <mica/autograd/function.h>
-#include <mica/autograd/segment.h>
 #include <mica/core/creation.h>
 
 namespace mica::autograd {

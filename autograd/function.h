@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/detail/op_observer.h>
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/node.h>
-#include <mica/autograd/op_observer.h>
-#include <mica/autograd/slot.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {

@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 
 set(mica_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/mica")
 install(TARGETS mica EXPORT mica-targets)
-foreach(folder core autograd ops nn optim io infer distributed train)
+foreach(folder core autograd profiler ops nn optim io infer distributed train)
   if(IS_DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}")
     install(DIRECTORY ${folder} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica"
             FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")

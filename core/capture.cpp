@@ -1,9 +1,9 @@
 #include <utility>
 
-#include <mica/core/callable.h>
 #include <mica/core/capture.h>
 #include <mica/core/check.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
+#include <mica/core/detail/callable.h>
 
 namespace mica {
 

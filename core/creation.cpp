@@ -4,7 +4,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/number.h>
+#include <mica/core/detail/number.h>
 
 namespace mica {
 

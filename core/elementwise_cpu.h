@@ -9,9 +9,9 @@
 #include <concepts>
 #include <utility>
 
+#include <mica/core/detail/strided.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
-#include <mica/core/strided.h>
 
 namespace mica {
 

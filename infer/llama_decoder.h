@@ -3,12 +3,12 @@
 #include <cstdint>
 
 #include <mica/infer/decoder.h>
-#include <mica/infer/kernels/decoder_step.h>
+#include <mica/infer/detail/kernels/decoder_step.h>
 #include <mica/nn/models/llama.h>
 
 namespace mica::infer {
 
-/// A decoder for nn::Llama with kernels of its own (infer/kernels), which it selects when it is constructed:
+/// A decoder for nn::Llama with kernels of its own (infer/detail/kernels), which it selects when it is constructed:
 ///
 /// - On CUDA, in 16 bits, if there are no adapters, the frequencies do not depend on the length, and
 ///   mica::decode_attention() supports the heads' width, a step takes five kernels for each layer.

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include <mica/core/shared_state.h>
+#include <mica/core/detail/shared_state.h>
 
 namespace mica::io {
 

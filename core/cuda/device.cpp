@@ -3,9 +3,9 @@
 #include <vector>
 
 #include <mica/core/capture.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
-#include <mica/core/cuda/launch_record.h>
 #include <mica/core/cuda/stream.h>
 
 namespace mica::cuda {
