@@ -140,7 +140,7 @@ if(MICA_WITH_CUDA)
   target_compile_options(mica PRIVATE $<${mica_cuda}:${mica_compress}>)
   # An optimizer's step has the same bits for float32 parameters and float32 master weights, aligned or not, so the
   # compiler does not choose where to fuse a product and a sum.
-  set_source_files_properties(optim/detail/adamw_cuda.cu optim/detail/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
+  set_source_files_properties(optim/detail/optimizer_steps_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
   if(MICA_DEVICE_SYNTAX_ONLY)
     set(mica_parsed_sources ${mica_cuda_sources})
     list(FILTER mica_parsed_sources INCLUDE REGEX "${MICA_DEVICE_SYNTAX_ONLY}")

@@ -1,6 +1,6 @@
 #pragma once
 
-// A rule applied to each element of many tensors, on the CPU; optim/detail/multi_tensor.cuh has the same function for
+// A rule applied to each element of many tensors, on the CPU; optim/detail/optimizer_step.cuh has the same function for
 // CUDA. Included by *_cpu.cpp only.
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
 #include <mica/optim/detail/grad_norm_kernels.h>
+#include <mica/optim/detail/rules.h>
 
 namespace mica {
 
@@ -68,31 +69,34 @@ void update_part(Cpu, const kernels::MultiTensorList& list, const kernels::Multi
   parallel_for(part.blocks, detail::kUpdateGrain / block, std::cref(update));
 }
 
-/// One step of an optimizer: finishes the norm, counts the step, computes the rules and applies them.
+namespace kernels {
+
 template <template <class> class Rule>
-void optimizer_step(Cpu device, const char* name, const kernels::OptimizerStep& step) {
+void optimizer_step(Cpu device, const OptimizerStep& step) {
   std::vector<Rule<double>> rules(step.steps.numel());
   if (step.norm.sums.defined()) {
-    kernels::grad_norm(device, step.norm);
+    grad_norm(device, step.norm);
   }
-  const auto* const control = reinterpret_cast<const kernels::StepControl*>(step.norm.control.data_or_null<double>());
+  const auto* const control = reinterpret_cast<const StepControl*>(step.norm.control.data_or_null<double>());
   if (control != nullptr && control->skip != 0) {
     return;
   }
   std::int64_t* const steps = step.steps.data<std::int64_t>();
   const double* const scalars = step.scalars.data<double>();
   for (std::int64_t i = 0; i < step.list.entries(); ++i) {
-    const kernels::MultiTensorEntry& entry = step.list.table()[i];
+    const MultiTensorEntry& entry = step.list.table()[i];
     rules[entry.parameter] =
         Rule<double>::at_step(scalars + entry.group * Rule<double>::kScalars, ++steps[entry.parameter]);
   }
-  for (const kernels::MultiTensorPart& part : step.list.parts()) {
-    kernels::on_part<Rule>(name, part, [&]<class T, bool kMaster, int kStates>() {
+  for (const MultiTensorPart& part : step.list.parts()) {
+    on_part<Rule>(Rule<double>::kName, part, [&]<class T, bool kMaster, int kStates>() {
       update_part<Rule, T, kMaster, kStates>(
           device, step.list, part, control != nullptr ? control->factor : 1,
-          [&](const kernels::MultiTensorEntry& entry) { return Rule<Accumulate<T>>::rounded(rules[entry.parameter]); });
+          [&](const MultiTensorEntry& entry) { return Rule<Accumulate<T>>::rounded(rules[entry.parameter]); });
     });
   }
 }
+
+}  // namespace kernels
 
 }  // namespace mica

@@ -1,6 +1,6 @@
 #pragma once
 
-// A rule applied to each element of many tensors, on CUDA: see optim/detail/multi_tensor_cpu.h.
+// A rule applied to each element of many tensors, on CUDA: see optim/detail/optimizer_step_cpu.h.
 //
 //     sums of squares, steps ──> make_rules_kernel ──> one rule per tensor, factor of all gradients, or skip
 //                                                         │
@@ -17,7 +17,7 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/dispatch.h>
 #include <mica/optim/detail/grad_norm.cuh>
-#include <mica/optim/detail/step_kernels.h>
+#include <mica/optim/detail/rules.h>
 
 namespace mica {
 
@@ -231,24 +231,25 @@ void update_part(Cuda, const char* name, const kernels::MultiTensorList& list, c
            reinterpret_cast<const kernels::StepControl*>(control.data_or_null<double>()));
 }
 
-/// One step of an optimizer: finishes the norm, counts the step, computes the rules and applies them, without reading
-/// anything back to the host.
+namespace kernels {
+
 template <template <class> class Rule>
-void optimizer_step(Cuda device, const char* name, const kernels::OptimizerStep& step) {
+void optimizer_step(Cuda device, const OptimizerStep& step) {
   constexpr std::int64_t kRuleDoubles = sizeof(Rule<double>) / sizeof(double);
   const Tensor rules = empty({step.steps.numel(), kRuleDoubles}, float64, step.steps.device());
   auto* const rules_data = reinterpret_cast<Rule<double>*>(rules.data<double>());
-  cuda::Launch(1, kernels::kNormThreads)
+  cuda::Launch(1, kNormThreads)
       .dependent()
-      .run(detail::make_rules_kernel<Rule>, "make_rules_kernel", step.list.table(), step.list.entries(),
-           step.scalars.data<double>(), step.steps.data<std::int64_t>(), rules_data,
-           kernels::GradNormPointers(step.norm));
-  for (const kernels::MultiTensorPart& part : step.list.parts()) {
-    kernels::on_part<Rule>(name, part, [&]<class T, bool kMaster, int kStates>() {
-      update_part<Rule, T, kMaster, kStates>(device, name, step.list, part, step.norm.control,
-                                             detail::RuleFromTable<Rule, Accumulate<T>>{rules_data});
+      .run(mica::detail::make_rules_kernel<Rule>, "make_rules_kernel", step.list.table(), step.list.entries(),
+           step.scalars.data<double>(), step.steps.data<std::int64_t>(), rules_data, GradNormPointers(step.norm));
+  for (const MultiTensorPart& part : step.list.parts()) {
+    on_part<Rule>(Rule<double>::kName, part, [&]<class T, bool kMaster, int kStates>() {
+      update_part<Rule, T, kMaster, kStates>(device, Rule<double>::kName, step.list, part, step.norm.control,
+                                             mica::detail::RuleFromTable<Rule, Accumulate<T>>{rules_data});
     });
   }
 }
+
+}  // namespace kernels
 
 }  // namespace mica
