@@ -2,6 +2,8 @@
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/checkpoint.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/detail/segment.h>
 #include <mica/core/rng.h>
 

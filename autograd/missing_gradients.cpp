@@ -2,6 +2,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/diagnostics.h>
 #include <mica/autograd/detail/slot.h>
 #include <mica/autograd/missing_gradients.h>
 

@@ -1,6 +1,7 @@
 // Tensor's autograd members.
 
 #include <mica/autograd/anomaly.h>
+#include <mica/autograd/detail/diagnostics.h>
 #include <mica/autograd/detail/engine.h>
 #include <mica/autograd/detail/slot.h>
 #include <mica/autograd/grad_mode.h>

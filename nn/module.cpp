@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <mica/autograd/detail/diagnostics.h>
 #include <mica/autograd/detail/slot.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>

@@ -2,9 +2,13 @@
 
 #include <cstddef>
 
+#include <mica/autograd/node.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
+
+/// Where a tensor's gradient goes: to the op that produced it, to a leaf's accumulator, or nowhere.
+Edge gradient_edge(const Tensor& x);
 
 /// Whether `x` is row-major, has no history, and is the only reference to its memory.
 bool is_unshared(const Tensor& x);
@@ -19,9 +23,5 @@ Tensor take_pending_gradient(std::size_t i);
 
 /// Returns `gradient` if is_unshared(), else a copy.
 Tensor unshared(Tensor gradient);
-
-/// Returns sum + gradient, recorded if recording is on. Otherwise adds into the memory of `sum` if it is unshared, or
-/// if `in_place` allows every owner of that memory to see the sum.
-Tensor add_gradients(Tensor sum, const Tensor& gradient, bool in_place = false);
 
 }  // namespace mica::autograd

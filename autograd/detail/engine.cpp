@@ -8,6 +8,7 @@
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/add_gradients.h>
 #include <mica/autograd/detail/engine.h>
 #include <mica/autograd/detail/gradient_check.h>
 #include <mica/autograd/detail/op_observer.h>

@@ -1,4 +1,5 @@
 #include <mica/autograd/anomaly.h>
+#include <mica/autograd/detail/diagnostics.h>
 #include <mica/autograd/detail/gradient_check.h>
 #include <mica/autograd/detail/slot.h>
 #include <mica/autograd/grad_mode.h>

@@ -1,8 +1,9 @@
 #include <algorithm>
 
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/diagnostics.h>
 #include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/detail/segment.h>
-#include <mica/autograd/detail/trace.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 

@@ -24,7 +24,4 @@ void link_view(const Tensor& view, const Tensor& x);
 /// error, since only the op knows how they are related.
 void link_custom_view(const Tensor& view, const Tensor& x);
 
-/// Re-derives the history of a view whose base was written in place. Throws if that is not possible.
-void update_view(const Tensor& x);
-
 }  // namespace mica::autograd

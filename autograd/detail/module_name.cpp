@@ -1,9 +1,26 @@
+#include <cxxabi.h>
 #include <fmt/core.h>
 
+#include <cstdlib>
+
 #include <mica/autograd/detail/module_name.h>
-#include <mica/autograd/function.h>
 
 namespace mica::autograd {
+
+namespace detail {
+
+std::string short_name(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> demangled(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), &std::free);
+  std::string name = status == 0 ? demangled.get() : type.name();
+  // Everything up to the last "::" that is not inside template arguments.
+  const std::size_t arguments = name.find('<');
+  const std::size_t colons = name.rfind("::", arguments);
+  return colons == std::string::npos ? name : name.substr(colons + 2);
+}
+
+}  // namespace detail
 
 std::string path_of(const ModuleName& module) {
   if (module.parent == nullptr) {

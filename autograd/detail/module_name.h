@@ -10,6 +10,11 @@
 
 namespace mica::autograd {
 
+namespace detail {
+/// A type's name without namespaces: "LayerNorm".
+std::string short_name(const std::type_info& type);
+}  // namespace detail
+
 /// A module's position in the module tree, for errors and graph pictures. It lives as long as a recorded op refers to
 /// it, even after the module's destruction. Paths are derived from the parents on demand, so they stay right if the
 /// module gets a parent later.

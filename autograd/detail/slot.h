@@ -3,7 +3,6 @@
 #include <memory>
 #include <mutex>
 
-#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/detail/trace.h>
 #include <mica/autograd/node.h>
 #include <mica/core/tensor.h>
@@ -23,8 +22,9 @@ struct Slot {
   std::unique_ptr<Notes> notes;                      // data for error messages; null for most tensors
 };
 
-/// Where a tensor's gradient goes: to the op that produced it, to a leaf's accumulator, or nowhere.
-Edge gradient_edge(const Tensor& x);
+/// Re-derives the history of a view whose base was written in place. Throws if that is not possible.
+/// Defined in inplace.cpp.
+void update_view(const Tensor& x);
 
 /// The slot of `x`, or null. Every access to a tensor's history goes through here, since a view must first be updated
 /// if its base was written in place.

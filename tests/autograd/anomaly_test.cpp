@@ -5,6 +5,7 @@
 
 #include "tests/support.h"
 #include <mica/autograd/anomaly.h>
+#include <mica/autograd/detail/accumulate.h>
 #include <mica/autograd/detail/call_site.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad.h>

@@ -5,6 +5,7 @@
 #include "tests/support.h"
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/checkpoint.h>
+#include <mica/autograd/detail/accumulate.h>
 #include <mica/autograd/detail/module_name.h>
 #include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>

@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/diagnostics.h>
 #include <mica/autograd/detail/slot.h>
-#include <mica/autograd/detail/trace.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/node.h>
 
