@@ -16,6 +16,7 @@
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/gguf_model.h>
 #include <mica/io/file.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>

@@ -18,7 +18,7 @@
 #include <mica/io/detail/in_quotes.h>
 #include <mica/io/detail/tokenizer_file.h>
 #include <mica/io/detail/unicode.h>
-#include <mica/io/gguf.h>
+#include <mica/io/gguf_tokenizer.h>
 
 namespace mica::io {
 
