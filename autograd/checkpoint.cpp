@@ -2,7 +2,9 @@
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/checkpoint.h>
-#include <mica/autograd/segment.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/inplace.h>
+#include <mica/autograd/detail/segment.h>
 #include <mica/core/rng.h>
 
 namespace mica::autograd {

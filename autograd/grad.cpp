@@ -3,10 +3,10 @@
 #include <utility>
 #include <vector>
 
-#include <mica/autograd/accumulate.h>
-#include <mica/autograd/engine.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/engine.h>
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/grad.h>
-#include <mica/autograd/slot.h>
 
 namespace mica::autograd {
 

@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {

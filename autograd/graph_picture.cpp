@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/graph_picture.h>
-#include <mica/autograd/slot.h>
 
 namespace mica::autograd {
 

@@ -1,7 +1,7 @@
 #include <atomic>
 
 #include <mica/autograd/node.h>
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 
 namespace mica::autograd {
 

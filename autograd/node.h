@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/detail/trace.h>
 #include <mica/autograd/hooks.h>
-#include <mica/autograd/trace.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {

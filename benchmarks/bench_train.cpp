@@ -19,10 +19,9 @@
 #include <mica/autograd/early_accumulation.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/hooks.h>
-#include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/core/memory_stats.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
@@ -35,6 +34,7 @@
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/schedule.h>
+#include <mica/profiler/profiler.h>
 
 using namespace mica;
 

@@ -84,7 +84,7 @@ endif()
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
-  set_source_files_properties(ops/gemm/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
+  set_source_files_properties(ops/detail/gemm/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
                               "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
 endif()
 if(MICA_NATIVE)
@@ -140,7 +140,7 @@ if(MICA_WITH_CUDA)
   target_compile_options(mica PRIVATE $<${mica_cuda}:${mica_compress}>)
   # An optimizer's step has the same bits for float32 parameters and float32 master weights, aligned or not, so the
   # compiler does not choose where to fuse a product and a sum.
-  set_source_files_properties(optim/detail/adamw_cuda.cu optim/detail/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
+  set_source_files_properties(optim/detail/optimizer_steps_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
   if(MICA_DEVICE_SYNTAX_ONLY)
     set(mica_parsed_sources ${mica_cuda_sources})
     list(FILTER mica_parsed_sources INCLUDE REGEX "${MICA_DEVICE_SYNTAX_ONLY}")

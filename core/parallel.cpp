@@ -16,7 +16,7 @@
 #include <sched.h>
 #endif
 
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 #include <mica/core/parallel.h>
 
 namespace mica {

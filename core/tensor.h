@@ -18,7 +18,7 @@ class Tensor;
 using Tensors = std::vector<Tensor>;
 
 namespace autograd {
-struct Slot;       // autograd/slot.h: a tensor's gradient and its history
+struct Slot;       // autograd/detail/slot.h: a tensor's gradient and its history
 class Node;        // autograd/node.h: a recorded op
 class HookHandle;  // autograd/hooks.h: removes a hook
 }  // namespace autograd

@@ -10,7 +10,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/finite.h>
+#include <mica/core/detail/finite.h>
 #include <mica/distributed/data_parallel.h>
 #include <mica/distributed/detail/agreement.h>
 

@@ -1,12 +1,12 @@
 #include <utility>
 
 #include <mica/autograd/grad_mode.h>
-#include <mica/autograd/profiler.h>
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/distributed/detail/group_state.h>
 #include <mica/distributed/group.h>
+#include <mica/profiler/profiler.h>
 
 namespace mica::distributed {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include <mica/core/shared_state.h>
+#include <mica/core/detail/shared_state.h>
 #include <mica/core/tensor.h>
 #include <mica/distributed/reduction.h>
 

@@ -11,7 +11,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/finite.h>
+#include <mica/core/detail/finite.h>
 #include <mica/distributed/detail/agreement.h>
 #include <mica/distributed/sharded_adamw.h>
 #include <mica/ops/reduce/reduce.h>

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include <mica/core/creation.h>
-#include <mica/core/memory.h>
+#include <mica/core/detail/memory.h>
 #include <mica/distributed/detail/group_state.h>
 #include <mica/distributed/detail/network/placement.h>
 #include <mica/distributed/detail/network/rendezvous.h>

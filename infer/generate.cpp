@@ -4,8 +4,8 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/cuda/graph.h>
-#include <mica/core/host_reader.h>
+#include <mica/core/cuda_graph.h>
+#include <mica/core/detail/host_reader.h>
 #include <mica/core/progress.h>
 #include <mica/infer/generate.h>
 #include <mica/nn/evaluation.h>

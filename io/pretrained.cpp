@@ -14,6 +14,7 @@
 #include <mica/io/detail/pretrained_files.h>
 #include <mica/io/families/detail/family.h>
 #include <mica/io/file.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/nn/init.h>

@@ -94,7 +94,7 @@ void save_pretrained(ConstModelReference model, const std::filesystem::path& fol
 void save_gguf(const std::filesystem::path& path, ConstModelReference model, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 
-/// The same with a tokenizer, which Tokenizer::load() reads: see gguf_metadata() in io/gguf.h for the errors.
+/// The same with a tokenizer, which Tokenizer::load() reads: see gguf_metadata() in io/gguf_tokenizer.h for the errors.
 void save_gguf(const std::filesystem::path& path, ConstModelReference model, const Tokenizer& tokenizer,
                const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});

@@ -7,14 +7,14 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/memory.h>
+#include <mica/core/detail/overlap.h>
 #include <mica/core/dispatch.h>
-#include <mica/core/memory.h>
-#include <mica/core/overlap.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/optim/detail/grad_norm.h>
 #include <mica/optim/detail/step_kernels.h>
 #include <mica/optim/detail/writers.h>
-#include <mica/optim/grad_norm.h>
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/optimizer.h>
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <mica/autograd/grad_mode.h>
-#include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/memory_stats.h>
@@ -15,6 +14,7 @@
 #include <mica/ops/inplace/inplace.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
+#include <mica/profiler/profiler.h>
 #include <mica/train/detail/agreement.h>
 #include <mica/train/detail/group_optimizer.h>
 #include <mica/train/ranks.h>

@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/distributed/data_parallel.h>
 #include <mica/distributed/group.h>
 #include <mica/distributed/sharded_adamw.h>

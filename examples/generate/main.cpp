@@ -19,6 +19,7 @@
 #include <mica/io/chat.h>
 #include <mica/io/file.h>
 #include <mica/io/gguf.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>

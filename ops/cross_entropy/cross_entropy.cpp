@@ -1,6 +1,6 @@
 #include <mica/autograd/autocast.h>
+#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/function.h>
-#include <mica/autograd/inplace.h>
 #include <mica/core/creation.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_steps.h>

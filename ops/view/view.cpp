@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <optional>
 
+#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/reduce/sum.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {

@@ -1,6 +1,6 @@
 // Stubs of the functions of autograd and ops that core and io use, for programs that are linked without these.
 
-#include <mica/core/finite.h>
+#include <mica/core/detail/finite.h>
 #include <mica/core/tensor.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>

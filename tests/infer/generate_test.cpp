@@ -8,7 +8,7 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/cuda/launch_record.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/rng.h>
 #include <mica/infer/generate.h>
 #include <mica/nn/lora.h>

@@ -5,10 +5,10 @@
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
-#include <mica/core/cuda/launch_record.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/rng.h>
-#include <mica/infer/kernels/decode_linear.h>
-#include <mica/infer/kernels/decoder_step.h>
+#include <mica/infer/detail/kernels/decode_linear.h>
+#include <mica/infer/detail/kernels/decoder_step.h>
 #include <mica/infer/sample.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/decode_attention/decode_attention.h>

@@ -22,7 +22,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
 #include <mica/infer/generate.h>
-#include <mica/io/gguf.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>

@@ -16,7 +16,7 @@
 #include "tests/files.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
-#include <mica/core/allocation_fault.h>
+#include <mica/core/detail/allocation_fault.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/io/adapter.h>

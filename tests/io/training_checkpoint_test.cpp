@@ -19,7 +19,7 @@
 #include "tests/files.h"
 #include "tests/support.h"
 #include <mica/core/copy.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/io/token_windows.h>

@@ -3,6 +3,7 @@
 #include <optional>
 #include <set>
 
+#include <mica/autograd/detail/accumulate.h>
 #include <mica/core/rng.h>
 #include <mica/nn/checkpoint.h>
 #include <mica/nn/models/gpt.h>

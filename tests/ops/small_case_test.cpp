@@ -13,10 +13,10 @@
 #include <vector>
 
 #include <mica/core/copy.h>
-#include <mica/core/cuda/launch_record.h>
-#include <mica/core/random_kernels.h>
+#include <mica/core/cuda/detail/launch_record.h>
+#include <mica/core/detail/random_kernels.h>
 #include <mica/core/rng.h>
-#include <mica/infer/kernels/decode_linear.h>
+#include <mica/infer/detail/kernels/decode_linear.h>
 #include <mica/mica.h>
 
 using namespace mica;

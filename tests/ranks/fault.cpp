@@ -24,10 +24,10 @@
 #include <thread>
 #include <utility>
 
-#include <mica/core/allocation_fault.h>
 #include <mica/core/check.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/allocation_fault.h>
 #include <mica/core/dispatch.h>
 #include <mica/distributed/group.h>
 

@@ -10,13 +10,13 @@
 #include <numeric>
 
 #include <mica/core/detail/ceil_div.h>
-#include <mica/core/half_cpu.h>
+#include <mica/core/detail/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/attention/detail/attention_dropout_cpu.h>
 #include <mica/ops/attention/detail/attention_rows_cpu.h>
 #include <mica/ops/attention/detail/fused_attention_kernels.h>
-#include <mica/ops/gemm/few_rows.h>
-#include <mica/ops/gemm/gemm_cpu.h>
+#include <mica/ops/detail/gemm/few_rows.h>
+#include <mica/ops/detail/gemm/gemm_cpu.h>
 
 namespace mica::kernels {
 

@@ -3,9 +3,9 @@
 #include <map>
 #include <mutex>
 
-#include <mica/core/cuda/cudnn_graph.h>
+#include <mica/core/cuda/detail/cudnn_graph.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/cuda/error.h>
-#include <mica/core/cuda/launch_record.h>
 #include <mica/ops/attention/detail/fused_attention_kernels.h>
 
 namespace mica::kernels {

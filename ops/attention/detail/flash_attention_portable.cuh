@@ -15,10 +15,10 @@
 #include <cmath>
 #include <cstdint>
 
+#include <mica/core/cuda/detail/mma.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/core/cuda/wgmma.cuh>
 #include <mica/core/dispatch.h>
 #include <mica/ops/attention/detail/flash_attention_cuda.cuh>
 #include <mica/ops/attention/detail/flash_attention_dropout.cuh>

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <mica/core/cuda/detail/ring.cuh>
+#include <mica/core/cuda/detail/tensor_copy.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/ring.cuh>
-#include <mica/core/cuda/tensor_copy.cuh>
-#include <mica/core/cuda/wgmma.cuh>
 #include <mica/core/dispatch.h>
 #include <mica/ops/attention/detail/flash_attention_cuda.cuh>
 

@@ -1,7 +1,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <mica/core/blocks_cpu.h>
+#include <mica/core/detail/blocks_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_reductions.h>

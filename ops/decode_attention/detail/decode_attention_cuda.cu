@@ -19,8 +19,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include <mica/core/cuda/detail/mma.cuh>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>

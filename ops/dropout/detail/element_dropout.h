@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include <mica/core/philox_rounds.h>
+#include <mica/core/detail/philox_rounds.h>
 #include <mica/ops/dropout/detail/dropout_choice.h>
 
 namespace mica {

@@ -3,9 +3,9 @@
 // The element-wise functions and their derivatives, shared by both devices. T is the type of arithmetic, which is float
 // for 16-bit floats. Derivatives at kinks are chosen as in PyTorch.
 
+#include <mica/core/detail/wrap.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/math.h>
-#include <mica/core/wrap.h>
 
 namespace mica::functions {
 

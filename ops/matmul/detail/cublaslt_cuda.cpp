@@ -20,7 +20,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/cuda/cublas.h>
+#include <mica/core/cuda/detail/cublas.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/matmul/detail/agreement.h>

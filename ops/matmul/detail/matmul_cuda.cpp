@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <mica/core/copy.h>
-#include <mica/core/cuda/cublas.h>
+#include <mica/core/cuda/detail/cublas.h>
 #include <mica/ops/matmul/detail/cublaslt_cuda.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>

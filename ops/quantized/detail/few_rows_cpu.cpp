@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <mica/core/pack_cpu.h>
+#include <mica/core/detail/pack_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>

@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <mica/core/cuda/detail/mma.cuh>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/quantized/detail/product_cuda.cuh>
 #include <mica/ops/quantized/detail/quantized_cuda.cuh>

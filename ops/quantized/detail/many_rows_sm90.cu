@@ -6,10 +6,10 @@
 #include <cstddef>
 
 #include <mica/core/creation.h>
+#include <mica/core/cuda/detail/tensor_copy.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/tensor_copy.cuh>
-#include <mica/core/cuda/wgmma.cuh>
 #include <mica/ops/quantized/detail/plan_sm90.cuh>
 #include <mica/ops/quantized/detail/quantized_cuda.cuh>
 #include <mica/ops/quantized/detail/tensor_cores_cuda.cuh>

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <mica/core/cuda/wgmma.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/half.h>
 #include <mica/ops/quantized/detail/product_cuda.cuh>
 

@@ -1,4 +1,4 @@
-#include <mica/core/copy_kernels.h>
+#include <mica/core/detail/copy_kernels.h>
 #include <mica/core/elementwise_cpu.h>
 #include <mica/ops/reduce/detail/reduce_cpu.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>

@@ -13,7 +13,7 @@
 #include <array>
 #include <cstddef>
 
-#include <mica/core/blocks_cpu.h>
+#include <mica/core/detail/blocks_cpu.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/reduce/detail/reduce_plan.h>

@@ -1,7 +1,7 @@
 #include <bit>
 #include <vector>
 
-#include <mica/core/blocks_cpu.h>
+#include <mica/core/detail/blocks_cpu.h>
 #include <mica/ops/reduce/detail/cascade.h>
 #include <mica/ops/reduce/detail/reduce_cpu.h>
 

@@ -9,9 +9,9 @@
 #include <limits>
 #include <type_traits>
 
+#include <mica/core/detail/wrap.h>
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
-#include <mica/core/wrap.h>
 
 namespace mica::kernels {
 

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <limits>
 
-#include <mica/ops/rows/row_group.cuh>
-#include <mica/ops/rows/row_tile.cuh>
-#include <mica/ops/rows/rows_cuda.cuh>
-#include <mica/ops/rows/sum_exp.cuh>
+#include <mica/ops/detail/rows/row_group.cuh>
+#include <mica/ops/detail/rows/row_tile.cuh>
+#include <mica/ops/detail/rows/rows_cuda.cuh>
+#include <mica/ops/detail/rows/sum_exp.cuh>
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels::softmax_rows {

@@ -2,11 +2,11 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/cuda/detail/mma.cuh>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/detail/ceil_div.h>
-#include <mica/ops/gemm/tile_order.cuh>
+#include <mica/ops/detail/gemm/tile_order.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
 // The kernels for all GPUs and all strides: one for 16-bit floats, with tensor cores, and one for other dtypes,
