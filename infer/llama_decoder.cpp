@@ -5,7 +5,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/progress.h>
-#include <mica/infer/detail/kernels/decode_linear.h>
+#include <mica/infer/kernels/detail/decode_linear.h>
 #include <mica/infer/llama_decoder.h>
 #include <mica/nn/evaluation.h>
 #include <mica/ops/view/view.h>

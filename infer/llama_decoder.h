@@ -3,12 +3,12 @@
 #include <cstdint>
 
 #include <mica/infer/decoder.h>
-#include <mica/infer/detail/kernels/decoder_step.h>
+#include <mica/infer/kernels/detail/decoder_step.h>
 #include <mica/nn/models/llama.h>
 
 namespace mica::infer {
 
-/// A decoder for nn::Llama. On CUDA, in 16 bits, it has kernels of its own (infer/detail/kernels). The constructor decides
+/// A decoder for nn::Llama. On CUDA, in 16 bits, it has kernels of its own (infer/kernels). The constructor decides
 /// which ones it uses:
 ///
 /// - for steps, five kernels for each layer or, for a single text, one for all layers, if has_decoder_step(). Not with

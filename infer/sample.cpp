@@ -8,7 +8,7 @@
 #include <mica/core/creation.h>
 #include <mica/core/cuda/device.h>
 #include <mica/core/philox.h>
-#include <mica/infer/detail/kernels/sample_kernels.h>
+#include <mica/infer/kernels/detail/sample_kernels.h>
 #include <mica/infer/sample.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>

@@ -7,8 +7,8 @@
 #include <mica/core/copy.h>
 #include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/rng.h>
-#include <mica/infer/detail/kernels/decode_linear.h>
-#include <mica/infer/detail/kernels/decoder_step.h>
+#include <mica/infer/kernels/detail/decode_linear.h>
+#include <mica/infer/kernels/detail/decoder_step.h>
 #include <mica/infer/sample.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/decode_attention/decode_attention.h>

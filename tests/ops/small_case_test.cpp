@@ -16,7 +16,7 @@
 #include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/detail/random_kernels.h>
 #include <mica/core/rng.h>
-#include <mica/infer/detail/kernels/decode_linear.h>
+#include <mica/infer/kernels/detail/decode_linear.h>
 #include <mica/mica.h>
 
 using namespace mica;

@@ -11,8 +11,8 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/add_embedding/detail/add_embedding_kernels.h>
-#include <mica/ops/detail/rows/rows_cuda.cuh>
 #include <mica/ops/dropout/detail/drop_pack_cuda.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
 
 namespace mica::kernels {
 

@@ -15,8 +15,8 @@
 #include <mica/ops/attention/detail/attention_dropout_cpu.h>
 #include <mica/ops/attention/detail/attention_rows_cpu.h>
 #include <mica/ops/attention/detail/fused_attention_kernels.h>
-#include <mica/ops/detail/gemm/few_rows.h>
-#include <mica/ops/detail/gemm/gemm_cpu.h>
+#include <mica/ops/gemm/detail/few_rows.h>
+#include <mica/ops/gemm/detail/gemm_cpu.h>
 
 namespace mica::kernels {
 

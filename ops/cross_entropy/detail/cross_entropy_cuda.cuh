@@ -15,10 +15,10 @@
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
-#include <mica/ops/detail/rows/row_group.cuh>
-#include <mica/ops/detail/rows/row_loop.cuh>
-#include <mica/ops/detail/rows/rows_cuda.cuh>
-#include <mica/ops/detail/rows/sum_exp.cuh>
+#include <mica/ops/rows/detail/row_group.cuh>
+#include <mica/ops/rows/detail/row_loop.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
+#include <mica/ops/rows/detail/sum_exp.cuh>
 
 namespace mica::kernels::xent {
 

@@ -8,8 +8,8 @@
 #include <functional>
 
 #include <mica/core/detail/ceil_div.h>
-#include <mica/ops/detail/gemm/few_rows.h>
-#include <mica/ops/detail/gemm/gemm_cpu.h>
+#include <mica/ops/gemm/detail/few_rows.h>
+#include <mica/ops/gemm/detail/gemm_cpu.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
 

@@ -1,9 +1,9 @@
 #include <mica/core/detail/ceil_div.h>
-#include <mica/ops/detail/gemm/kernel_sm90.cuh>
 #include <mica/ops/elementwise/detail/functions.h>
+#include <mica/ops/gemm/detail/kernel_sm90.cuh>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 
-// Matrix products with an activation, or the derivative of one, as the epilogue of the kernel in ops/detail/gemm. This
+// Matrix products with an activation, or the derivative of one, as the epilogue of the kernel in ops/gemm. This
 // takes long, since it moves two tensors of the output's size, so the warpgroups alternate (Schedule::ping_pong).
 
 namespace mica::kernels {

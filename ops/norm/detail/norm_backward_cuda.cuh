@@ -9,9 +9,9 @@
 
 #include <mica/core/rng.h>
 #include <mica/core/tensor.h>
-#include <mica/ops/detail/rows/rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/norm/detail/norm_backward_plan.h>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include <mica/ops/detail/rows/row_plan.h>
+#include <mica/ops/rows/detail/row_plan.h>
 
 namespace mica::kernels::norm_cuda {
 

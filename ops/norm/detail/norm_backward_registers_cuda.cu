@@ -1,8 +1,8 @@
 #include <utility>
 
 #include <mica/core/cuda/launch.h>
-#include <mica/ops/detail/rows/row_loop.cuh>
 #include <mica/ops/norm/detail/norm_backward_registers_cuda.cuh>
+#include <mica/ops/rows/detail/row_loop.cuh>
 
 // Backward for rows that do not stream: short float32 rows in packs, and, one element at a time, unaligned rows,
 // float64 and all other rows on GPUs before compute capability 9.0.

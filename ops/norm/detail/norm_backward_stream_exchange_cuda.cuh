@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include <mica/ops/detail/rows/row_group.cuh>
 #include <mica/ops/norm/detail/norm_backward_stream_shape_cuda.cuh>
+#include <mica/ops/rows/detail/row_group.cuh>
 
 namespace mica::kernels::norm_cuda {
 

@@ -2,9 +2,9 @@
 
 // Streamed rows: copies the matrices to shared memory, row after row, ahead of their use.
 
-#include <mica/ops/detail/rows/row_ring.cuh>
 #include <mica/ops/norm/detail/norm_backward_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_stream_shape_cuda.cuh>
+#include <mica/ops/rows/detail/row_ring.cuh>
 
 namespace mica::kernels::norm_cuda {
 

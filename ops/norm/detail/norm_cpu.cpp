@@ -12,9 +12,9 @@
 #include <type_traits>
 
 #include <mica/core/parallel.h>
-#include <mica/ops/detail/rows/rows_cpu.h>
 #include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/norm/detail/norm_forward.h>
+#include <mica/ops/rows/detail/rows_cpu.h>
 
 // S is the type of sums: float, or double if x is double. kCentered: a layer norm; otherwise an RMS norm.
 

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <mica/ops/detail/rows/rows_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 #include <mica/ops/norm/detail/norm_moments_cuda.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 

@@ -1,6 +1,6 @@
 #include <mica/core/cuda/launch.h>
-#include <mica/ops/detail/rows/row_loop.cuh>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
+#include <mica/ops/rows/detail/row_loop.cuh>
 
 // Forward for rows of any length and alignment. A block reads its row twice:
 //

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include <mica/core/dtype.h>
-#include <mica/ops/detail/rows/row_plan.h>
+#include <mica/ops/rows/detail/row_plan.h>
 
 namespace mica::kernels {
 

@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include <mica/ops/detail/rows/row_group.cuh>
-#include <mica/ops/detail/rows/row_tile.cuh>
+#include <mica/ops/rows/detail/row_group.cuh>
+#include <mica/ops/rows/detail/row_tile.cuh>
 
 namespace mica::kernels::norm_cuda {
 

@@ -9,14 +9,14 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/detail/half_cpu.h>
-#include <mica/ops/detail/gemm/gemm_cpu.h>
+#include <mica/ops/gemm/detail/gemm_cpu.h>
 #include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 
 // The product of more than a few rows (few_rows_cpu.cpp has those), in tiles of columns. For each tile, slices of
 // gemm::kSum rows of the weight are dequantized once for up to kRowBlock rows of x, and multiplied by the loops of
-// ops/detail/gemm. The order of each sum depends on K alone.
+// ops/gemm. The order of each sum depends on K alone.
 
 namespace mica::kernels {
 

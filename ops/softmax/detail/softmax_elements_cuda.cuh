@@ -3,7 +3,7 @@
 // Softmax element by element: rows that are not aligned to 16 bytes, those that are too long for registers, and other
 // axes than the last. A thread keeps its first elements in registers and reads the others twice.
 
-#include <mica/ops/detail/rows/row_loop.cuh>
+#include <mica/ops/rows/detail/row_loop.cuh>
 #include <mica/ops/softmax/detail/softmax_rule_cuda.cuh>
 
 namespace mica::kernels::softmax_rows {

@@ -2,7 +2,7 @@
 
 // Which CUDA kernel softmax uses for rows of a given length.
 
-#include <mica/ops/detail/rows/row_plan.h>
+#include <mica/ops/rows/detail/row_plan.h>
 
 namespace mica::kernels {
 

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <limits>
 
-#include <mica/ops/detail/rows/row_group.cuh>
-#include <mica/ops/detail/rows/row_tile.cuh>
-#include <mica/ops/detail/rows/rows_cuda.cuh>
-#include <mica/ops/detail/rows/sum_exp.cuh>
+#include <mica/ops/rows/detail/row_group.cuh>
+#include <mica/ops/rows/detail/row_tile.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
+#include <mica/ops/rows/detail/sum_exp.cuh>
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels::softmax_rows {

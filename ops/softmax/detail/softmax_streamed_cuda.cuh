@@ -14,7 +14,7 @@
 // A warp begins the next row before it takes the other warps' sums of this one, so that it does not wait for slower
 // blocks.
 
-#include <mica/ops/detail/rows/row_ring.cuh>
+#include <mica/ops/rows/detail/row_ring.cuh>
 #include <mica/ops/softmax/detail/softmax_registers_cuda.cuh>
 
 namespace mica::kernels::softmax_rows {

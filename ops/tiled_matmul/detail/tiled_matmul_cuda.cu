@@ -6,7 +6,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/detail/ceil_div.h>
-#include <mica/ops/detail/gemm/tile_order.cuh>
+#include <mica/ops/gemm/detail/tile_order.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
 // The kernels for all GPUs and all strides: one for 16-bit floats, with tensor cores, and one for other dtypes,

@@ -3,7 +3,7 @@
 // Code shared by the kernels of tiled_matmul.
 
 #include <mica/core/cuda/detail/wgmma.cuh>
-#include <mica/ops/detail/gemm/operand_layout.h>
+#include <mica/ops/gemm/detail/operand_layout.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_kernels.h>
 

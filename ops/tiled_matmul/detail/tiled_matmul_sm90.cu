@@ -1,8 +1,8 @@
 #include <mica/core/detail/ceil_div.h>
-#include <mica/ops/detail/gemm/kernel_sm90.cuh>
+#include <mica/ops/gemm/detail/kernel_sm90.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
-// tiled_matmul() on compute capability 9.0: the kernel of ops/detail/gemm with an activation as its epilogue, and the
+// tiled_matmul() on compute capability 9.0: the kernel of ops/gemm with an activation as its epilogue, and the
 // choice of the tile's size.
 
 namespace mica::kernels::tiles {
