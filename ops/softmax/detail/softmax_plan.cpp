@@ -25,8 +25,8 @@ constexpr std::int64_t kMostBlockColumnsBackward = 10240;
 // For rows that are processed element by element: the longest row of 8 lanes, the longest of a warp, and a block's
 // elements per thread.
 constexpr std::int64_t kMostLaneColumns = 128;
-constexpr std::int64_t kMostWarpColumns = 512;
-constexpr int kLoopedElements = 16;
+constexpr std::int64_t kMostWarpColumns = 1024;
+constexpr int kLoopedElements = 8;
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
