@@ -84,8 +84,8 @@ endif()
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
-  set_source_files_properties(ops/gemm/detail/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
-                              "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
+  set_source_files_properties(ops/gemm/detail/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON
+                              COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
 endif()
 if(MICA_NATIVE)
   target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)

@@ -1,5 +1,5 @@
-# Writes <mica/mica.h>, which includes all public headers: those outside of folders named detail. The headers in core/cuda
-# are public, too, but not in it, since they need CUDA's headers: programs with kernels include them.
+# Writes <mica/mica.h>, which includes all public headers: those outside of folders named detail. The headers in
+# core/cuda are public, too, but not in it, since they need CUDA's headers: programs with kernels include them.
 
 set(mica_public_headers "")
 foreach(folder ${mica_folders})
