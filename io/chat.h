@@ -3,6 +3,7 @@
 // Formats conversations as text for chat models.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,10 @@
 #include <mica/io/tokenizer.h>
 
 namespace mica::io {
+
+namespace detail {
+struct ChatWriter;
+}
 
 struct ChatMessage {
   std::string role;  ///< "system", "user" or "assistant"
@@ -29,13 +34,14 @@ struct ChatOptions {
 /// - Llama 3: "<|start_header_id|>user<|end_header_id|>\n\n…<|eot_id|>", from 3.1 on with dates in the system message.
 /// - ChatML, as Qwen 2 to 3 and SmolLM use it: "<|im_start|>user\n…<|im_end|>\n", with the template's system message if
 ///   the conversation has none. Qwen 3's thoughts are removed from earlier answers.
+/// - Gemma 2: "<start_of_turn>user\n…<end_of_turn>\n", without a system message, user and assistant in turn.
 class ChatFormat {
  public:
   /// Throws an Error if the template is empty or unknown.
   explicit ChatFormat(std::string_view jinja);
 
   /// The conversation as text, from its first special token on: encode it without adding special tokens. Throws an
-  /// Error for other roles.
+  /// Error for roles that the template does not have.
   std::string text(std::span<const ChatMessage> messages, const ChatOptions& options = {}) const;
   /// The tokens of text(). Special tokens in the contents of messages are encoded as plain text, so that a message
   /// cannot end itself or start another.
@@ -45,25 +51,7 @@ class ChatFormat {
   std::int64_t end_token(const Tokenizer& tokenizer) const;
 
  private:
-  enum class Family { llama3, chatml };
-  /// A special token, or text between two.
-  struct Part {
-    std::string text;
-    bool is_special;
-  };
-  std::vector<Part> parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
-  std::vector<Part> llama3_parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
-  std::vector<Part> chatml_parts(std::span<const ChatMessage> messages, const ChatOptions& options) const;
-  /// The content of an answer as Qwen 3's template writes it, with or without its thoughts. `is_last`: it is the last
-  /// message.
-  static std::string answer(std::string_view content, bool keeps_thoughts, bool is_last);
-  std::int64_t special(const Tokenizer& tokenizer, const std::string& token) const;
-
-  Family family_ = Family::chatml;
-  bool has_dates_ = false;      // Llama 3.1 and later
-  bool has_thoughts_ = false;   // Qwen 3
-  bool always_thinks_ = false;  // Qwen 3's models that always think
-  std::string default_system_;  // of ChatML
+  std::shared_ptr<const detail::ChatWriter> writer_;
 };
 
 }  // namespace mica::io

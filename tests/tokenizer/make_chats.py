@@ -18,6 +18,7 @@ import json
 import sys
 from pathlib import Path
 
+import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 LLAMA = r"""{%- for message in messages %}
@@ -52,6 +53,15 @@ def by_role(answer):
             "{% endif %}{% endfor %}")
 
 
+GEMMA = r"""{{ bos_token }}
+{%- for message in messages %}
+{%- if message.role != ['user', 'assistant'][loop.index0 % 2] %}
+{{- raise_exception('System role not supported, and roles must alternate') }}
+{%- endif %}
+{{- '<start_of_turn>' + message.role.replace('assistant', 'model') + '\n' + message.content | trim + '<end_of_turn>\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+
+
 # (model, its files in FOLDER, whether mica supports it, a template that renders the same)
 TEMPLATES = [
     ("SmolLM", [], True,  # whose line ends are no escapes
@@ -74,6 +84,7 @@ TEMPLATES = [
      r"""{% if add_generation_prompt and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"""),
     ("Qwen 3, thinking only", [], True,
      QUESTION + by_role(ANSWER) + PROMPT.replace(r"\n", r"\n<think>\n")),
+    ("Gemma 2", ["google-gemma-2-2b-it"], True, GEMMA),
     ("QwQ", ["Qwen-QwQ-32B"], False, by_role(OTHER_ANSWER) + r"""{% if add_generation_prompt %}
 {{- '<|im_start|>assistant\n<think>\n' + ('' if enable_thinking else '</think>') }}
 {%- endif %}"""),
@@ -105,10 +116,17 @@ CASES.append((CONVERSATIONS[0], True, False))
 
 
 def entry(name, supported, template):
+    bos = "<bos>" if "<start_of_turn>" in template else "<|begin_of_text|>"
+
     def text(messages, prompt, thinking):
         messages = [{"role": role, "content": content} for role, content in messages]
-        return render_jinja_template([messages], chat_template=template, add_generation_prompt=prompt,
-                                     enable_thinking=thinking, date_string=DATE, bos_token="<|begin_of_text|>")[0][0]
+        try:
+            return render_jinja_template([messages], chat_template=template, add_generation_prompt=prompt,
+                                         enable_thinking=thinking, date_string=DATE, bos_token=bos)[0][0]
+        except jinja2.TemplateError:
+            if "System role not supported" not in template:
+                raise
+            return None  # roles that Gemma 2 refuses
 
     return {"name": name, "supported": supported, "template": template, "texts": [text(*case) for case in CASES]}
 
