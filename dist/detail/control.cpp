@@ -57,7 +57,7 @@ void Control::start() {
 
 void Control::wake() {
   const char byte{};
-  (void)!write(wake_write_.number(), &byte, sizeof byte);  // if the pipe is full, the thread wakes up anyway
+  (void)!::write(wake_write_.number(), &byte, sizeof byte);  // if the pipe is full, the thread wakes up anyway
 }
 
 void Control::post(Type type, Bytes payload) {
