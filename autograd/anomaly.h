@@ -1,7 +1,7 @@
 #pragma once
 
-#include <mica/autograd/thread_state.h>
-#include <mica/core/nesting.h>
+#include <mica/autograd/detail/thread_state.h>
+#include <mica/core/detail/nesting.h>
 
 namespace mica::autograd {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <optional>
 
-#include <mica/autograd/thread_state.h>
-#include <mica/core/nesting.h>
+#include <mica/autograd/detail/thread_state.h>
+#include <mica/core/detail/nesting.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {

@@ -2,7 +2,9 @@
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/checkpoint.h>
-#include <mica/autograd/segment.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/inplace.h>
+#include <mica/autograd/detail/segment.h>
 #include <mica/core/rng.h>
 
 namespace mica::autograd {
@@ -178,7 +180,7 @@ void SegmentWatch::note_uses(const Tensor* const* inputs, std::size_t count) {
   }
 }
 
-void SegmentWatch::place(const Tensor& x) {
+void SegmentWatch::add_output(const Tensor& x) {
   inside_->outputs.push_back({x.shape(), x.dtype(), x.device()});
   set_history(x, inside_, static_cast<int>(inside_->outputs.size()) - 1);
 }

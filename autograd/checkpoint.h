@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include <mica/autograd/function.h>
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 
 namespace mica::autograd {
 

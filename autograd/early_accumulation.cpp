@@ -1,7 +1,7 @@
 #include <mutex>
 
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/early_accumulation.h>
-#include <mica/autograd/slot.h>
 
 namespace mica::autograd {
 

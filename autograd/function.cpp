@@ -1,11 +1,11 @@
-#include <cxxabi.h>
-
 #include <algorithm>
-#include <cstdlib>
 
 #include <mica/autograd/anomaly.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/diagnostics.h>
+#include <mica/autograd/detail/inplace.h>
+#include <mica/autograd/detail/segment.h>
 #include <mica/autograd/function.h>
-#include <mica/autograd/segment.h>
 #include <mica/core/creation.h>
 
 namespace mica::autograd {
@@ -207,7 +207,7 @@ void FunctionBase::watch(const Context& ctx, const Tensor* const* inputs, std::s
     segment.note_uses(inputs, count);
     for (const Tensor& output : outputs) {
       if (output.defined() && ctx.is_differentiable(output)) {
-        segment.place(output);
+        segment.add_output(output);
         link_to_inputs(output, inputs, count);
       }
     }
@@ -238,7 +238,7 @@ Tensors FunctionBase::backward(Tensors gradients) {
       results[i] = {};
       continue;
     }
-    const OutputInfo& input = edges[i].node->outputs[edges[i].slot];
+    const OutputInfo& input = edges[i].node->outputs[edges[i].output];
     if (!results[i].defined()) {
       check(!ctx_.materialize_grads_, "{}: backward returned no gradient for input {}, which needs one", name(), i);
       continue;
@@ -284,20 +284,5 @@ void FunctionBase::release() {
   ctx_.saved_.clear();
   released_ = true;
 }
-
-namespace detail {
-
-std::string short_name(const std::type_info& type) {
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> demangled(
-      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), &std::free);
-  std::string name = status == 0 ? demangled.get() : type.name();
-  // Everything up to the last "::" that is not inside template arguments.
-  const std::size_t arguments = name.find('<');
-  const std::size_t colons = name.rfind("::", arguments);
-  return colons == std::string::npos ? name : name.substr(colons + 2);
-}
-
-}  // namespace detail
 
 }  // namespace mica::autograd

@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/detail/module_name.h>
+#include <mica/autograd/detail/op_observer.h>
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/node.h>
-#include <mica/autograd/op_observer.h>
-#include <mica/autograd/slot.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
@@ -28,7 +29,7 @@ class Context {
   Context& operator=(Context&&) = delete;
 
   /// Saves inputs, outputs or intermediate tensors for backward; undefined tensors stay undefined. Inputs keep their
-  /// place in the graph; outputs are saved without a reference cycle. Call it once, in forward.
+  /// history; outputs are saved without a reference cycle. Call it once, in forward.
   template <class... T>
   requires(std::same_as<T, Tensor>&&...) void save_for_backward(const T&... tensors) {
     const std::array<const Tensor*, sizeof...(T)> pointers{&tensors...};
@@ -105,9 +106,6 @@ template <std::size_t N>
 Tensors as_tensors(std::array<Tensor, N> x) {
   return Tensors(std::make_move_iterator(x.begin()), std::make_move_iterator(x.end()));
 }
-
-/// A type's name without namespaces: "LayerNorm".
-std::string short_name(const std::type_info& type);
 
 template <class F>
 const std::string& function_name() {

@@ -3,10 +3,10 @@
 #include <utility>
 #include <vector>
 
-#include <mica/autograd/accumulate.h>
-#include <mica/autograd/engine.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/engine.h>
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/grad.h>
-#include <mica/autograd/slot.h>
 
 namespace mica::autograd {
 
@@ -85,7 +85,7 @@ class Collector : public Visitor {
   bool enters(const Node& node, const Tensors& arrived) override {
     if (const auto at = ends_.find(&node); at != ends_.end()) {
       for (const std::size_t i : at->second) {
-        gradients_[i] = arrived[edges_[i].slot];
+        gradients_[i] = arrived[edges_[i].output];
       }
     }
     return paths_.contains(node);

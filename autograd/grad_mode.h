@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include <mica/autograd/thread_state.h>
-#include <mica/core/nesting.h>
+#include <mica/autograd/detail/thread_state.h>
+#include <mica/core/detail/nesting.h>
 
 namespace mica::autograd {
 

@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <utility>
 
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {

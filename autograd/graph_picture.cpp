@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/graph_picture.h>
-#include <mica/autograd/slot.h>
 
 namespace mica::autograd {
 
@@ -250,7 +250,8 @@ void Picture::draw_edges() {
         after_more.insert(to);
         continue;
       }
-      const std::string label = has_several_outputs(*edge.node) ? fmt::format(" [label=\"output {}\"]", edge.slot) : "";
+      const std::string label =
+          has_several_outputs(*edge.node) ? fmt::format(" [label=\"output {}\"]", edge.output) : "";
       line(1, "n{} -> n{}{};", from->second, to, label);
     }
   }

@@ -2,8 +2,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/diagnostics.h>
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/missing_gradients.h>
-#include <mica/autograd/slot.h>
 
 namespace mica::autograd {
 

@@ -27,7 +27,7 @@ struct MissingGradient {
 /// from an earlier backward counts as one that arrived.
 ///
 /// Frozen parameters, and those that the loss depends on, are always recognized. The rest depends on DetectAnomaly:
-/// - If it was on in forward, the place of a cut is known: detach(), an op under no_grad, or an output without a
+/// - If it was on in forward, what cut the history off is known: detach(), an op under no_grad, or an output without a
 ///   derivative. Values that leave mica's ops (item(), to_vector(), data()) are not tracked: such a parameter counts as
 ///   unused. Without DetectAnomaly every disconnected parameter counts as unused.
 /// - If it was also on in backward, the op that returned no gradient is known. Without it, `undefined` may also mean

@@ -1,7 +1,7 @@
 #include <atomic>
 
 #include <mica/autograd/node.h>
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 
 namespace mica::autograd {
 
@@ -99,7 +99,7 @@ void Node::run_hooks(Tensors& results, const Tensors& gradients) const {
   if (hooks_) {
     hooks_->after.each([&](const PostHook& hook) {
       replace_gradients(*this, "hook", hook(results, gradients), results, [&](std::size_t i) -> const OutputInfo* {
-        return edges[i].node == nullptr ? nullptr : &edges[i].node->outputs[edges[i].slot];
+        return edges[i].node == nullptr ? nullptr : &edges[i].node->outputs[edges[i].output];
       });
     });
   }

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/detail/trace.h>
 #include <mica/autograd/hooks.h>
-#include <mica/autograd/trace.h>
 #include <mica/core/tensor.h>
 
 namespace mica::autograd {
@@ -16,10 +16,10 @@ namespace mica::autograd {
 class Node;
 class Segment;
 
-/// Where a gradient goes next: to output number `slot` of `node`. A null node means that the gradient is not needed.
+/// Where a gradient goes next: to output number `output` of `node`. A null node means that the gradient is not needed.
 struct Edge {
   std::shared_ptr<Node> node;
-  int slot = 0;
+  int output = 0;
 };
 
 /// Shape, dtype and device of an output, to validate its gradient or to materialize zeros.

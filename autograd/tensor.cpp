@@ -1,10 +1,11 @@
 // Tensor's autograd members.
 
 #include <mica/autograd/anomaly.h>
-#include <mica/autograd/engine.h>
+#include <mica/autograd/detail/diagnostics.h>
+#include <mica/autograd/detail/engine.h>
+#include <mica/autograd/detail/slot.h>
 #include <mica/autograd/grad_mode.h>
-#include <mica/autograd/slot.h>
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 #include <mica/core/tensor.h>
 
 namespace mica {

@@ -1,5 +1,5 @@
-// The collectives of dist::Group between GPUs: time and bus bandwidth by size, a linear fit of latency and bandwidth,
-// and how much collectives and matrix products slow each other down. Start it as several ranks.
+// The collectives of distributed::Group between GPUs: time and bus bandwidth by size, a linear fit of latency and
+// bandwidth, and how much collectives and matrix products slow each other down. Start it as several ranks.
 
 #include <fmt/core.h>
 
@@ -16,7 +16,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
 
@@ -54,7 +54,7 @@ class Benchmark {
  public:
   explicit Benchmark(const Options& options)
       : options_(options),
-        group_(dist::world()),
+        group_(distributed::world()),
         device_(device_named(options.device)),
         timeline_(on_device(device_, [](auto on) { return benchmarks::timeline(on); })) {
     if (!options.json.empty() && group_.rank() == 0) {
@@ -72,25 +72,26 @@ class Benchmark {
     const auto slice_of = [&](std::int64_t n, std::int64_t first = 0) { return as_strided(whole, {n}, {1}, first); };
     const auto n = static_cast<double>(ranks);
     sweep("all_reduce", 2 * (n - 1) / n,
-          [&](std::int64_t count) { return group_.start_all_reduce(slice_of(count), dist::Reduction::mean); });
+          [&](std::int64_t count) { return group_.start_all_reduce(slice_of(count), distributed::Reduction::mean); });
     const Tensor part = zeros({most / 2 / ranks}, bfloat16, device_);
     const auto part_of = [&](std::int64_t count) { return as_strided(part, {count / ranks}, {1}, 0); };
     sweep("reduce_scatter", (n - 1) / n, [&](std::int64_t count) {
-      return group_.start_reduce_scatter(slice_of(count), part_of(count), dist::Reduction::mean);
+      return group_.start_reduce_scatter(slice_of(count), part_of(count), distributed::Reduction::mean);
     });
     sweep("all_gather", (n - 1) / n, [&](std::int64_t count) {
       return group_.start_all_gather(slice_of(count / ranks, group_.rank() * (count / ranks)), slice_of(count));
     });
     for (const double mib : {5.0, 25.0, 100.0}) {
       if (mib <= options_.most_mib) {
-        overlap(mib,
-                [&](std::int64_t count) { return group_.start_all_reduce(slice_of(count), dist::Reduction::mean); });
+        overlap(mib, [&](std::int64_t count) {
+          return group_.start_all_reduce(slice_of(count), distributed::Reduction::mean);
+        });
       }
     }
   }
 
  private:
-  using Start = std::function<dist::Work(std::int64_t count)>;
+  using Start = std::function<distributed::Work(std::int64_t count)>;
 
   // Time per call of f in microseconds over `calls` calls; the mean over the ranks, so that all use the same number.
   double time_us(int calls, const std::function<void()>& f) {
@@ -106,7 +107,7 @@ class Benchmark {
 
   double agreed(double value) const {
     const Tensor x = full({}, value, float64, device_);
-    group_.all_reduce(x, dist::Reduction::mean);
+    group_.all_reduce(x, distributed::Reduction::mean);
     return x.item();
   }
 
@@ -149,15 +150,15 @@ class Benchmark {
     // Reductions that take half as long as the products.
     const int short_calls = std::max(1, static_cast<int>(alone_us / 2 / reduction_us));
     const auto both = [&](int reductions, int times) {
-      std::vector<dist::Work> works;
+      std::vector<distributed::Work> works;
       for (int i = 0; i < reductions; ++i) {
         works.push_back(start(count));
       }
       products(times);
       return works;
     };
-    const auto wait_all = [](const std::vector<dist::Work>& works) {
-      for (const dist::Work& work : works) {
+    const auto wait_all = [](const std::vector<distributed::Work>& works) {
+      for (const distributed::Work& work : works) {
         work.wait();
       }
     };
@@ -205,7 +206,7 @@ class Benchmark {
   }
 
   Options options_;
-  dist::Group group_;
+  distributed::Group group_;
   Device device_;
   std::unique_ptr<benchmarks::Timeline> timeline_;
   std::ofstream json_;
@@ -226,7 +227,7 @@ int main(int argc, char** argv) {
       .show_default();
   command_line.add_option("--json", o.json, "File for the results as lines of JSON");
   return command_line.run(argc, argv, [&] {
-    check(dist::world().size() > 1, "expected several ranks: start it with mpirun, srun or torchrun");
+    check(distributed::world().size() > 1, "expected several ranks: start it with mpirun, srun or torchrun");
     Benchmark(o).run();
   });
 }

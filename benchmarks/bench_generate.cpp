@@ -12,12 +12,11 @@
 
 #include "benchmarks/common/timer.h"
 #include "examples/common/command_line.h"
-#include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
-#include <mica/nn/generate.h>
+#include <mica/infer/generate.h>
 #include <mica/nn/quantized_linear.h>
 
 using namespace mica;
@@ -77,37 +76,33 @@ StepTime step_time(nn::Llama& llama, const Options& o) {
   const auto us_between = [](Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double, std::micro>(to - from).count();
   };
-  nn::generate(llama, prompts,
-               {.count = o.tokens,
-                .sampling = {.temperature = o.temperature},
-                .on_token =
-                    [&](std::size_t prompt, std::int64_t) {
-                      if (prompt > 0) {
-                        return true;
-                      }
-                      const Clock::time_point now = Clock::now();
-                      ++seen;
-                      if (seen == skipped) {
-                        begin = now;
-                      } else if (seen > skipped) {
-                        least = std::min(least, us_between(end, now));
-                      }
-                      end = now;
-                      return true;
-                    },
-                .cuda_graph = !o.no_graph});
+  infer::generate(llama, prompts,
+                  {.count = o.tokens,
+                   .sampling = {.temperature = o.temperature},
+                   .on_token =
+                       [&](std::size_t prompt, std::int64_t) {
+                         if (prompt > 0) {
+                           return true;
+                         }
+                         const Clock::time_point now = Clock::now();
+                         ++seen;
+                         if (seen == skipped) {
+                           begin = now;
+                         } else if (seen > skipped) {
+                           least = std::min(least, us_between(end, now));
+                         }
+                         end = now;
+                         return true;
+                       },
+                   .cuda_graph = !o.no_graph});
   return {.mean = us_between(begin, end) / static_cast<double>(o.tokens - skipped), .least = least};
 }
 
 // The times of the prompt in milliseconds.
 std::vector<double> prefill_ms(const nn::Llama& llama, const Options& o, Device device) {
-  const autograd::NoGrad no_grad;
   const Tensor tokens = randint(0, o.model.vocab, {o.batch, o.prefill}, int64).to(device);
-  nn::KeyValueCache cache = llama.new_cache(o.batch);
-  const auto work = [&] {
-    cache.clear();
-    llama.next_token_logits(tokens, cache);
-  };
+  infer::LlamaDecoder decoder(llama, {.batch = o.batch});
+  const auto work = [&] { decoder.prefill(tokens); };
   std::vector<double> times = on_device(device, [&](auto on) { return benchmarks::times_us(on, 10, work); });
   for (double& time : times) {
     time /= 1e3;

@@ -19,22 +19,22 @@
 #include <mica/autograd/early_accumulation.h>
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/hooks.h>
-#include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/core/memory_stats.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
-#include <mica/dist/data_parallel.h>
-#include <mica/dist/sharded_adamw.h>
+#include <mica/distributed/data_parallel.h>
+#include <mica/distributed/sharded_adamw.h>
 #include <mica/io/safetensors.h>
 #include <mica/io/text.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/schedule.h>
+#include <mica/profiler/profiler.h>
 
 using namespace mica;
 
@@ -76,7 +76,7 @@ constexpr int kPhaseSteps = 7, kTracedSteps = 3;
 // train_peers.py. Ranks take batches in turn.
 class Batches {
  public:
-  Batches(const Tensor& tokens, std::int64_t batch, std::int64_t context, const dist::Group& group)
+  Batches(const Tensor& tokens, std::int64_t batch, std::int64_t context, const distributed::Group& group)
       : batch_(batch), at_(group.rank() * batch), step_(group.size() * batch) {
     check(tokens.dim() == 1 && tokens.dtype() == int32, "--tokens: expected int32 of one axis, got {} {}",
           tokens.dtype(), tokens.shape());
@@ -118,19 +118,19 @@ DType dtype_named(const std::string& name) {
 // The optimizer: AdamW on one rank, DataParallel with AdamW, or ShardedAdamW.
 class Trainer {
  public:
-  Trainer(const nn::GPT& gpt, const Options& o, const dist::Group& group) : clip_(o.clip) {
+  Trainer(const nn::GPT& gpt, const Options& o, const distributed::Group& group) : clip_(o.clip) {
     const auto groups = optim::AdamW::decay_matrices(
         gpt.parameters(), {.lr = o.lr, .betas = {0.9, 0.95}, .weight_decay = o.weight_decay});
     const auto bucket_bytes = static_cast<std::int64_t>(o.bucket_mib * (1 << 20));
     const std::optional<DType> reduce_dtype = o.reduce_float32 ? std::optional(float32) : std::nullopt;
     if (o.zero) {
-      sharded_ = std::make_unique<dist::ShardedAdamW>(
+      sharded_ = std::make_unique<distributed::ShardedAdamW>(
           groups, group,
-          dist::ShardingOptions{.bucket_bytes = bucket_bytes, .reduce_dtype = reduce_dtype, .overlap = true});
+          distributed::ShardingOptions{.bucket_bytes = bucket_bytes, .reduce_dtype = reduce_dtype, .overlap = true});
       return;
     }
-    parallel_ = std::make_unique<dist::DataParallel>(
-        gpt, group, dist::DataParallelOptions{.bucket_bytes = bucket_bytes, .reduce_dtype = reduce_dtype});
+    parallel_ = std::make_unique<distributed::DataParallel>(
+        gpt, group, distributed::DataParallelOptions{.bucket_bytes = bucket_bytes, .reduce_dtype = reduce_dtype});
     whole_ = std::make_unique<optim::AdamW>(groups);
   }
 
@@ -158,9 +158,9 @@ class Trainer {
 
  private:
   double clip_;
-  std::unique_ptr<dist::DataParallel> parallel_;
+  std::unique_ptr<distributed::DataParallel> parallel_;
   std::unique_ptr<optim::AdamW> whole_;
-  std::unique_ptr<dist::ShardedAdamW> sharded_;
+  std::unique_ptr<distributed::ShardedAdamW> sharded_;
 };
 
 // For step_model.py: when forward ends, when each parameter's gradient is complete, when backward ends and when the
@@ -212,7 +212,7 @@ std::string measure_phases(const nn::GPT& gpt, Trainer& trainer, Device device, 
 }
 
 // Gathers a number from each rank.
-std::vector<double> of_all_ranks(const dist::Group& group, double own, Device device) {
+std::vector<double> of_all_ranks(const distributed::Group& group, double own, Device device) {
   const Tensor all = empty({group.size()}, float64, device);
   group.all_gather(from_data(std::vector<double>{own}, {1}, device), all);
   return to_vector<double>(all);
@@ -227,7 +227,7 @@ std::string json_list(const std::vector<double>& values) {
 }
 
 void measure(const Options& o) {
-  const dist::Group group = dist::world();
+  const distributed::Group group = distributed::world();
   const Device device = device_named(o.device);
   const DeviceGuard guard(device);
   check(!o.graph || device.is_cuda(), "--graph: expected a GPU");
@@ -429,7 +429,7 @@ int main(int argc, char** argv) {
     if (o.graph && o.warmup <= kPlainSteps) {
       throw UsageError(fmt::format("--graph: expected --warmup of more than {}, got {}", kPlainSteps, o.warmup));
     }
-    if (o.phases && (dist::world().size() > 1 || o.graph)) {
+    if (o.phases && (distributed::world().size() > 1 || o.graph)) {
       throw UsageError("--phases: expected one rank, and no --graph");
     }
     if (o.graph && !o.trace.empty()) {

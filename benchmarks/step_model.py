@@ -88,7 +88,7 @@ class Step:
         self.parameters = [(numel, at * scale) for _, numel, at in sorted(phases["arrivals"])]
 
     def data_parallel_buckets(self, limit):
-        """(bytes, moment) of the buckets of dist::DataParallel."""
+        """(bytes, moment) of the buckets of distributed::DataParallel."""
         buckets = []
         for numel, at in reversed(self.parameters):
             if buckets and buckets[-1][0] + 2 * numel <= limit:
@@ -99,7 +99,8 @@ class Step:
         return buckets
 
     def sharded_buckets(self, limit):
-        """(bytes, moment) of the buckets of dist::ShardedAdamW: matrices before vectors, in the order of completion."""
+        """(bytes, moment) of the buckets of distributed::ShardedAdamW: matrices before vectors, in the order of
+        completion."""
         vectors = 4 * self.width
         ordered = ([p for p in self.parameters if p[0] > vectors] + [p for p in self.parameters if p[0] <= vectors])
         buckets = []

@@ -4,12 +4,8 @@ include(CMakePackageConfigHelpers)
 
 set(mica_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/mica")
 install(TARGETS mica EXPORT mica-targets)
-foreach(folder core autograd ops nn optim io dist train)
-  if(IS_DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}")
-    install(DIRECTORY ${folder} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica"
-            FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
-  endif()
-endforeach()
+install(DIRECTORY ${mica_folders} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica"
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 install(FILES "${MICA_GENERATED_INCLUDE}/mica/mica.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica")
 
 configure_package_config_file(cmake/mica-config.cmake.in "${PROJECT_BINARY_DIR}/mica-config.cmake"

@@ -21,16 +21,17 @@ endif()
 if(MICA_WITH_MPI)
   # Only one file gets MPI's headers, so that all others compile as they do without MPI.
   target_link_libraries(mica PRIVATE $<LINK_ONLY:MPI::MPI_CXX>)
-  set_source_files_properties(dist/detail/mpi.cpp PROPERTIES INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
+  set_source_files_properties(distributed/detail/transport/mpi.cpp PROPERTIES
+                              INCLUDE_DIRECTORIES "${MPI_CXX_INCLUDE_DIRS}"
                               COMPILE_DEFINITIONS "${MPI_CXX_COMPILE_DEFINITIONS}" SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Used by one file only.
-set_source_files_properties(dist/group.cpp PROPERTIES
+set_source_files_properties(distributed/world.cpp PROPERTIES
   COMPILE_DEFINITIONS "MICA_WITH_MPI=${MICA_WITH_MPI};MICA_WITH_NCCL=${MICA_WITH_NCCL}" SKIP_PRECOMPILE_HEADERS ON)
 if(MICA_WITH_NCCL)
   target_link_libraries(mica PRIVATE ${MICA_NCCL_LIBRARY})
-  set_source_files_properties(dist/detail/nccl_cuda.cpp PROPERTIES INCLUDE_DIRECTORIES ${MICA_NCCL_INCLUDE}
-                              SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(distributed/detail/transport/nccl_cuda.cpp PROPERTIES
+                              INCLUDE_DIRECTORIES ${MICA_NCCL_INCLUDE} SKIP_PRECOMPILE_HEADERS ON)
 endif()
 
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
@@ -82,7 +83,7 @@ endif()
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
-  set_source_files_properties(ops/gemm/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
+  set_source_files_properties(ops/gemm/detail/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS
                               "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
 endif()
 if(MICA_NATIVE)
@@ -159,7 +160,7 @@ if(MICA_WITH_CUDA)
   target_compile_options(mica PRIVATE $<${mica_cuda}:${mica_compress}>)
   # An optimizer's step has the same bits for float32 parameters and float32 master weights, aligned or not, so the
   # compiler does not choose where to fuse a product and a sum.
-  set_source_files_properties(optim/detail/adamw_cuda.cu optim/detail/sgd_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
+  set_source_files_properties(optim/detail/optimizer_steps_cuda.cu PROPERTIES COMPILE_OPTIONS "--fmad=false")
   if(MICA_DEVICE_SYNTAX_ONLY)
     set(mica_parsed_sources ${mica_cuda_sources})
     list(FILTER mica_parsed_sources INCLUDE REGEX "${MICA_DEVICE_SYNTAX_ONLY}")

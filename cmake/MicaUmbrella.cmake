@@ -1,16 +1,10 @@
-# Writes <mica/mica.h>, which includes every public header. Those of ops are collected from the folders, so a new op needs
-# no entry here: a header is public unless it lies in a folder named detail, or in ops/gemm or ops/rows.
+# Writes <mica/mica.h>, which includes all public headers: those outside of folders named detail. The headers in core/cuda
+# are public, too, but not in it, since they need CUDA's headers: programs with kernels include them.
 
-set(mica_public_headers
-    core/capture.h core/check.h core/cuda/graph.h core/device.h core/dtype.h core/shape.h core/tensor.h core/creation.h core/dlpack.h core/memory_stats.h core/progress.h
-    core/rng.h core/parallel.h
-    autograd/anomaly.h autograd/autocast.h autograd/checkpoint.h autograd/early_accumulation.h autograd/function.h
-    autograd/grad.h autograd/grad_mode.h
-    autograd/gradcheck.h autograd/graph_picture.h autograd/hooks.h autograd/missing_gradients.h autograd/node.h
-    autograd/profiler.h core/device_info.h)
-foreach(folder ops nn optim io dist train)
+set(mica_public_headers "")
+foreach(folder ${mica_folders})
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.h")
-  list(FILTER headers EXCLUDE REGEX "(^|/)detail/|^ops/(gemm|rows)/")
+  list(FILTER headers EXCLUDE REGEX "/detail/|^core/cuda/")
   list(SORT headers)
   list(APPEND mica_public_headers ${headers})
 endforeach()

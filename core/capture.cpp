@@ -1,9 +1,8 @@
 #include <utility>
 
-#include <mica/core/callable.h>
 #include <mica/core/capture.h>
 #include <mica/core/check.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/detail/callable.h>
 
 namespace mica {
 
@@ -37,25 +36,5 @@ Capturing::Capturing(Capture& capture) : outer_(std::exchange(current, &capture)
 Capturing::~Capturing() { current = outer_; }
 
 }  // namespace detail
-
-#if !MICA_WITH_CUDA
-
-namespace cuda {
-
-struct Graph::State {};
-
-Graph capture(const std::function<void()>&, Device device) {
-  fail("capture: mica was built without CUDA, so there is no device {}", device);
-}
-
-void Graph::replay() const { fail("replay: the graph is empty; cuda::capture makes one"); }
-
-std::size_t Graph::node_count() const { return 0; }
-
-std::size_t Graph::reserved_bytes() const { return 0; }
-
-}  // namespace cuda
-
-#endif
 
 }  // namespace mica

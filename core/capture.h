@@ -1,6 +1,6 @@
 #pragma once
 
-// For code that may run while a CUDA graph is captured (core/cuda/graph.h captures them). Needs no CUDA header; without
+// For code that may run while a CUDA graph is captured (core/cuda_graph.h captures them). Needs no CUDA header; without
 // CUDA nothing is ever captured.
 
 #include <functional>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <mica/core/copy.h>
-#include <mica/core/copy_kernels.h>
-#include <mica/core/memory.h>
+#include <mica/core/detail/copy_kernels.h>
+#include <mica/core/detail/memory.h>
 
 namespace mica {
 

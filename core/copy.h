@@ -4,7 +4,7 @@
 
 namespace mica {
 
-// Basic data movement. Not recorded by autograd, unlike ops/view and ops/to.
+// Basic data movement. Not recorded by autograd, unlike ops/view.
 
 /// Copies src into dst; dtypes and devices may differ. Shapes must be equal; any strides. Not counted as an in-place
 /// write: meant for filling new tensors.

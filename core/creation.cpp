@@ -4,7 +4,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/number.h>
+#include <mica/core/detail/number.h>
 
 namespace mica {
 
@@ -94,6 +94,23 @@ std::vector<T> to_vector(const Tensor& x) {
   copy_into(host, x);
   const T* data = host.data<T>();
   return std::vector<T>(data, data + host.numel());
+}
+
+double Tensor::item() const {
+  check(numel() == 1, "item: expected a tensor of one element, got shape {}", shape());
+  if (device().is_cuda()) {
+    check_not_capturing("item");
+  }
+  if (dtype() == int64) {
+    const std::int64_t value = to_vector<std::int64_t>(*this)[0];
+    const auto rounded = static_cast<double>(value);
+    check(rounded < 0x1p63 && static_cast<std::int64_t>(rounded) == value,
+          "item: expected a number that a double can hold, got {}; read it by to_vector<std::int64_t>()", value);
+    return rounded;
+  }
+  const Tensor host = empty({}, float64);
+  copy_into(host, as_strided(*this, {}, {}, impl().offset));
+  return *host.data<double>();
 }
 
 template Tensor from_data(std::span<const double>, const Shape&, Device);

@@ -24,6 +24,9 @@ struct Device {
 /// "cpu" or "cuda:1".
 std::string to_string(Device device);
 
+/// The product name, such as "NVIDIA H200"; "cpu" for the CPU.
+std::string device_name(Device device);
+
 /// The number of usable CUDA devices; 0 if mica was built without CUDA or there is no driver.
 int cuda_device_count();
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include <mica/core/creation.h>
+#include <mica/core/detail/dlpack_abi.h>
+#include <mica/core/detail/dlpack_stream.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/dlpack.h>
-#include <mica/core/dlpack_abi.h>
-#include <mica/core/dlpack_stream.h>
 
 namespace mica {
 

@@ -21,7 +21,7 @@ namespace mica {
 /// order of the stream that it was allocated on, so a receiver that works on another stream must finish before it calls
 /// the deleter.
 ///
-/// Throws an Error if `x` is undefined or requires a gradient, which DLPack has no place for: export x.detach().
+/// Throws an Error if `x` is undefined or requires a gradient, which DLPack cannot express: export x.detach().
 DLManagedTensorVersioned* to_dlpack(const Tensor& x);
 /// Like to_dlpack(), but with the struct from before DLPack 1, for receivers that do not know the new one.
 DLManagedTensor* to_dlpack_unversioned(const Tensor& x);

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <functional>
 
-#include <mica/core/blocks_cpu.h>
+#include <mica/core/detail/blocks_cpu.h>
 #include <mica/core/elementwise_cpu.h>
 
 namespace mica::detail {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Element-wise loops on the CPU; core/cuda/elementwise.cuh has the same function for CUDA. Included by *_cpu.cpp only.
+// Element-wise loops on the CPU; core/cuda/elementwise.cuh has the same function for CUDA.
 //
 // A function is compiled for the types that it computes in. 16-bit floats, and runs of few elements, are gathered into
 // blocks of adjacent elements in the first-level cache by elementwise_cpu.cpp.
@@ -9,9 +9,9 @@
 #include <concepts>
 #include <utility>
 
+#include <mica/core/detail/strided.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
-#include <mica/core/strided.h>
 
 namespace mica {
 

@@ -16,7 +16,7 @@
 #include <sched.h>
 #endif
 
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 #include <mica/core/parallel.h>
 
 namespace mica {
@@ -54,7 +54,7 @@ thread_local bool inside_parallel_for = false;
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kPartsPerThread = 4;  // so that the others can take most of a slow thread's share
+constexpr int kPartsPerThread = 4;  // so that the others can take most of a slow thread's range
 // A few times as long as it takes to wake a thread, which is slower on virtual machines.
 constexpr Clock::duration kLongestSpin = std::chrono::microseconds(200);
 
@@ -114,8 +114,8 @@ struct Parts {
   }
 };
 
-/// Threads that help a caller of parallel_for. Each thread, including the caller, has a share of the parts and takes
-/// one after the other, then parts of other shares. So a thread without a core delays the others by one part at most.
+/// Threads that help a caller of parallel_for. Each thread, including the caller, has a range of the parts and takes
+/// one after the other, then parts of other ranges. So a thread without a core delays the others by one part at most.
 /// If all have cores, a thread mostly gets the same parts in each call, and its cache has their data.
 class Pool {
  public:
@@ -133,19 +133,19 @@ class Pool {
     start(threads - 1);
     body_ = &body;
     parts_ = parts;
-    const Parts shares{.n = parts.count - first, .count = std::min<std::int64_t>(parts.count - first, threads)};
-    unfinished_.store(static_cast<std::uint32_t>(shares.n), std::memory_order_relaxed);
-    used_shares_.store(static_cast<int>(shares.count), std::memory_order_relaxed);
-    for (std::int64_t i = 0; i < shares.count; ++i) {
-      const auto begin = static_cast<std::uint64_t>(first + shares.begin(i));
-      const auto end = static_cast<std::uint64_t>(first + shares.begin(i + 1));
-      shares_[static_cast<std::size_t>(i)].left.store(begin << 32 | end, std::memory_order_release);
+    const Parts ranges{.n = parts.count - first, .count = std::min<std::int64_t>(parts.count - first, threads)};
+    unfinished_.store(static_cast<std::uint32_t>(ranges.n), std::memory_order_relaxed);
+    used_ranges_.store(static_cast<int>(ranges.count), std::memory_order_relaxed);
+    for (std::int64_t i = 0; i < ranges.count; ++i) {
+      const auto begin = static_cast<std::uint64_t>(first + ranges.begin(i));
+      const auto end = static_cast<std::uint64_t>(first + ranges.begin(i + 1));
+      ranges_[static_cast<std::size_t>(i)].left.store(begin << 32 | end, std::memory_order_release);
     }
     calls_.fetch_add(1, std::memory_order_release);
-    if (shares.count == threads) {
+    if (ranges.count == threads) {
       calls_.notify_all();
     } else {
-      for (std::int64_t i = 1; i < shares.count; ++i) {
+      for (std::int64_t i = 1; i < ranges.count; ++i) {
         calls_.notify_one();
       }
     }
@@ -157,18 +157,18 @@ class Pool {
   }
 
  private:
-  struct alignas(64) Share {
+  struct alignas(64) ThreadRange {
     std::atomic<std::uint64_t> left{0};  // the parts from left >> 32 to left mod 2³²
   };
 
   /// Starts as many helpers, or as many as the system allows.
   void start(int count) {
-    if (count + 1 == static_cast<int>(shares_.size())) {
+    if (count + 1 == static_cast<int>(ranges_.size())) {
       return;
     }
     end();
-    used_shares_.store(0, std::memory_order_relaxed);  // shares_ may become shorter
-    shares_ = std::vector<Share>(static_cast<std::size_t>(count) + 1);
+    used_ranges_.store(0, std::memory_order_relaxed);  // ranges_ may become shorter
+    ranges_ = std::vector<ThreadRange>(static_cast<std::size_t>(count) + 1);
     for (int id = 1; id <= count; ++id) {
       try {
         helpers_.emplace_back([this, id] { serve(id); });
@@ -202,16 +202,16 @@ class Pool {
     }
   }
 
-  /// Runs parts until all are taken: those of the thread's own share from its begin, those of others from their end.
+  /// Runs parts until all are taken: those of the thread's own range from its begin, those of others from their end.
   void help(int id) {
-    const int shares = used_shares_.load(std::memory_order_relaxed);
-    for (int i = 0; i < shares; ++i) {
-      const int owner = (id + i) % shares;
-      std::atomic<std::uint64_t>& left = shares_[static_cast<std::size_t>(owner)].left;
+    const int ranges = used_ranges_.load(std::memory_order_relaxed);
+    for (int i = 0; i < ranges; ++i) {
+      const int owner = (id + i) % ranges;
+      std::atomic<std::uint64_t>& left = ranges_[static_cast<std::size_t>(owner)].left;
       std::uint64_t was = left.load(std::memory_order_relaxed);
       while (was >> 32 < static_cast<std::uint32_t>(was)) {
         const std::uint64_t next = owner == id ? was + (std::uint64_t{1} << 32) : was - 1;
-        // A helper that comes late takes a part of the next call here, which is as good.
+        // A late helper may take a part of the next call here, which is correct, too.
         if (left.compare_exchange_weak(was, next, std::memory_order_acquire, std::memory_order_relaxed)) {
           run_part(owner == id ? was >> 32 : static_cast<std::uint32_t>(next));
           was = left.load(std::memory_order_relaxed);
@@ -236,11 +236,11 @@ class Pool {
   [[maybe_unused]] const Pool* const parent_;  // of the process that forked this one, so that it is no leak
   std::vector<std::thread> helpers_;
   Waiting waiting_;  // of the caller
-  // The current call. Whoever has taken a part reads it; it stays until all parts are finished.
+  // The current call, until all parts are finished. Whoever has taken a part reads it.
   const Body* body_ = nullptr;
   Parts parts_;
-  std::vector<Share> shares_;
-  std::atomic<int> used_shares_{0};
+  std::vector<ThreadRange> ranges_;
+  std::atomic<int> used_ranges_{0};
   std::exception_ptr error_;
   std::atomic<bool> failed_{false}, ending_{false};
   alignas(64) std::atomic<bool> taken_{false};

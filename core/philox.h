@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include <mica/core/detail/philox_rounds.h>
 #include <mica/core/half.h>
-#include <mica/core/philox_rounds.h>
 #include <mica/core/rng.h>
 
 namespace mica {

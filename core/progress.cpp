@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <mica/core/nesting.h>
+#include <mica/core/detail/nesting.h>
 #include <mica/core/progress.h>
 
 namespace mica {

@@ -1,7 +1,7 @@
 #include <limits>
 
 #include <mica/core/creation.h>
-#include <mica/core/random_kernels.h>
+#include <mica/core/detail/random_kernels.h>
 
 namespace mica {
 

@@ -3,8 +3,8 @@
 
 #include <mica/core/capture.h>
 #include <mica/core/check.h>
-#include <mica/core/nesting.h>
-#include <mica/core/random_kernels.h>
+#include <mica/core/detail/nesting.h>
+#include <mica/core/detail/random_kernels.h>
 #include <mica/core/rng.h>
 
 namespace mica::detail {

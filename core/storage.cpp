@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <mica/core/check.h>
-#include <mica/core/memory.h>
+#include <mica/core/detail/memory.h>
 #include <mica/core/memory_stats.h>
 #include <mica/core/storage.h>
 

@@ -1,6 +1,3 @@
-#include <mica/core/capture.h>
-#include <mica/core/copy.h>
-#include <mica/core/creation.h>
 #include <mica/core/tensor.h>
 
 namespace mica {
@@ -59,23 +56,6 @@ Tensor broadcast_view(const Tensor& x, const Shape& shape) {
     strides[axis + added] = from == to ? x.strides()[axis] : 0;
   }
   return as_strided(x, shape, strides, x.handle()->offset);
-}
-
-double Tensor::item() const {
-  check(numel() == 1, "item: expected a tensor of one element, got shape {}", shape());
-  if (device().is_cuda()) {
-    check_not_capturing("item");
-  }
-  if (dtype() == int64) {
-    const std::int64_t value = to_vector<std::int64_t>(*this)[0];
-    const auto rounded = static_cast<double>(value);
-    check(rounded < 0x1p63 && static_cast<std::int64_t>(rounded) == value,
-          "item: expected a number that a double can hold, got {}; read it by to_vector<std::int64_t>()", value);
-    return rounded;
-  }
-  const Tensor host = empty({}, float64);
-  copy_into(host, as_strided(*this, {}, {}, impl().offset));
-  return *host.data<double>();
 }
 
 }  // namespace mica

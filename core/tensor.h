@@ -18,7 +18,7 @@ class Tensor;
 using Tensors = std::vector<Tensor>;
 
 namespace autograd {
-struct Slot;       // autograd/slot.h: a tensor's gradient and its place in the graph
+struct Slot;       // autograd/detail/slot.h: a tensor's gradient and its history
 class Node;        // autograd/node.h: a recorded op
 class HookHandle;  // autograd/hooks.h: removes a hook
 }  // namespace autograd
@@ -32,7 +32,7 @@ struct TensorImpl {
   std::int64_t numel = 0;
   DType dtype = DType::float32;
   bool contiguous = true;                // row-major without gaps
-  std::uint32_t rewrites = 0;            // recorded in-place writes to it or its views; in a view: those it reflects
+  std::uint32_t history_version = 0;     // recorded in-place writes to it or its views; in a view: those it reflects
   std::shared_ptr<TensorImpl> base;      // in a view registered with autograd: its base, which is not a view
   std::shared_ptr<autograd::Slot> slot;  // autograd's data; null until needed
 };

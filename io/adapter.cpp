@@ -6,6 +6,7 @@
 #include <mica/core/copy.h>
 #include <mica/io/adapter.h>
 #include <mica/io/detail/folder_save.h>
+#include <mica/io/families/detail/family.h>
 #include <mica/io/file.h>
 #include <mica/io/json.h>
 #include <mica/io/safetensors.h>
@@ -26,32 +27,24 @@ constexpr std::string_view kBelow = ".base_layer.weight";
 
 constexpr std::string_view kAdapterPrefix = "base_model.model.";  // PEFT's, before transformers' name of a layer
 
-// What transformers' names of a model's layers have before mica's, except for the head.
-std::string_view inner_prefix_of(const nn::GPT&) { return "transformer."; }
-std::string_view inner_prefix_of(const nn::Llama&) { return ""; }
-std::string_view inner_prefix_of(const nn::Bert&) { return ""; }
-
 constexpr std::string_view kHeadLayer = "lm_head";
 
 // transformers' name of a layer.
-template <class Model>
-std::string target_of(const Model& model, const std::string& layer) {
-  return layer == kHeadLayer ? layer : std::string(inner_prefix_of(model)) + layer;
+std::string target_of(const detail::FileTensors& files, const std::string& layer) {
+  return layer == kHeadLayer ? layer : std::string(files.prefix) + layer;
 }
 
 // The layer whose tensor has this name in a file, without `ending`; empty if there is none.
-template <class Model>
-std::string layer_of(const Model& model, std::string_view name, std::string_view ending) {
+std::string layer_of(const detail::FileTensors& files, std::string_view name, std::string_view ending) {
   if (!name.starts_with(kAdapterPrefix) || !name.ends_with(ending) ||
       name.size() < kAdapterPrefix.size() + ending.size()) {
     return "";
   }
   const std::string_view target =
       name.substr(kAdapterPrefix.size(), name.size() - kAdapterPrefix.size() - ending.size());
-  const std::string_view inner = inner_prefix_of(model);
-  return target == kHeadLayer        ? std::string(target)
-         : target.starts_with(inner) ? std::string(target.substr(inner.size()))
-                                     : "";
+  return target == kHeadLayer               ? std::string(target)
+         : target.starts_with(files.prefix) ? std::string(target.substr(files.prefix.size()))
+                                            : "";
 }
 
 // Whether one is the other, rounded to its dtype if that is narrower.
@@ -64,16 +57,6 @@ bool is_copy(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && (same_in(a.dtype()) || same_in(b.dtype()));
 }
 
-// In transformers, the linear layers of GPT-2 have weights of shape (in, out).
-bool is_transposed(const nn::GPT&) { return true; }
-bool is_transposed(const nn::Llama&) { return false; }
-bool is_transposed(const nn::Bert&) { return false; }
-
-// PEFT's name for the model's task.
-std::string task_of(const nn::GPT&) { return "CAUSAL_LM"; }
-std::string task_of(const nn::Llama&) { return "CAUSAL_LM"; }
-std::string task_of(const nn::Bert&) { return "FEATURE_EXTRACTION"; }
-
 // The checksum of the configuration with which a folder's adapters were saved.
 std::string checksum_in(const std::filesystem::path& folder) {
   const Metadata metadata = load_metadata(folder / kWeightsFile);
@@ -81,8 +64,9 @@ std::string checksum_in(const std::filesystem::path& folder) {
   return found == metadata.end() ? "" : found->second;
 }
 
-template <class Model>
-void save_adapter_of(Model& model, const std::filesystem::path& folder, const std::string& base_model) {
+// `task`: PEFT's name for the model's.
+void save_adapter_of(nn::Module& model, const detail::FileTensors& files, std::string_view task,
+                     const std::filesystem::path& folder, const std::string& base_model) {
   const std::vector<nn::AdaptedLayer> layers = nn::adapted_layers(model);
   check(!layers.empty(), "save_adapter: the model has no adapters: see nn::add_lora");
   const nn::LoraOptions& options = layers[0].layer->lora_options();
@@ -92,7 +76,7 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
     const nn::LoraOptions& own = layer->lora_options();
     check(own.rank == options.rank && own.alpha == options.alpha && own.dropout == options.dropout,
           "save_adapter: expected all adapters to have the same rank, alpha and dropout, but those of {} differ", name);
-    const std::string target = target_of(model, name);
+    const std::string target = target_of(files, name);
     const std::string full = std::string(kAdapterPrefix) + target;
     state[full + std::string(kDown)] = layer->lora_a.detach();
     state[full + std::string(kUp)] = layer->lora_b.detach();
@@ -100,13 +84,13 @@ void save_adapter_of(Model& model, const std::filesystem::path& folder, const st
   }
   const JsonValue config{JsonValue::Object{
       {"peft_type", {std::string("LORA")}},
-      {"task_type", {task_of(model)}},
+      {"task_type", {std::string(task)}},
       {"base_model_name_or_path", base_model.empty() ? JsonValue{} : JsonValue{base_model}},
       {"r", {options.rank}},
       {"lora_alpha", {options.alpha}},
       {"lora_dropout", {options.dropout}},
       {"bias", {std::string("none")}},
-      {"fan_in_fan_out", {is_transposed(model)}},
+      {"fan_in_fan_out", {!files.transposed.empty()}},
       {"inference_mode", {true}},
       {"target_modules", {targets}},
   }};
@@ -181,8 +165,7 @@ nn::LoraOptions options_of(const JsonValue& config, const std::string& file) {
       .rank = static_cast<std::int64_t>(rank), .alpha = by_root ? alpha * std::sqrt(rank) : alpha, .dropout = dropout};
 }
 
-template <class Model>
-void load_adapter_of(Model& model, const std::filesystem::path& folder) {
+void load_adapter_of(nn::Module& model, const detail::FileTensors& files, const std::filesystem::path& folder) {
   check_folder(folder, "load_adapter");
   const std::string config_file = detail::description_file(folder, kConfigFile, checksum_in).string(),
                     weights_file = (folder / kWeightsFile).string();
@@ -198,7 +181,7 @@ void load_adapter_of(Model& model, const std::filesystem::path& folder) {
   std::string problems;
   for (const auto& [name, tensor] : state) {
     const bool is_below = name.ends_with(kBelow), is_down = name.ends_with(kDown);
-    const std::string layer = layer_of(model, name, is_below ? kBelow : is_down ? kDown : kUp);
+    const std::string layer = layer_of(files, name, is_below ? kBelow : is_down ? kDown : kUp);
     if (layer.empty()) {
       problems += "\n  unexpected: " + name;
       continue;
@@ -250,18 +233,15 @@ void load_adapter_of(Model& model, const std::filesystem::path& folder) {
 
 }  // namespace
 
-void save_adapter(nn::GPT& model, const std::filesystem::path& folder, const std::string& base_model) {
-  save_adapter_of(model, folder, base_model);
-}
-void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const std::string& base_model) {
-  save_adapter_of(model, folder, base_model);
-}
-void save_adapter(nn::Bert& model, const std::filesystem::path& folder, const std::string& base_model) {
-  save_adapter_of(model, folder, base_model);
+void save_adapter(ModelReference model, const std::filesystem::path& folder, const std::string& base_model) {
+  model.visit([&](auto& m) {
+    const auto& family = detail::family_of(m.config);
+    save_adapter_of(m, family.tensors, family.adapter_task, folder, base_model);
+  });
 }
 
-void load_adapter(nn::GPT& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
-void load_adapter(nn::Llama& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
-void load_adapter(nn::Bert& model, const std::filesystem::path& folder) { load_adapter_of(model, folder); }
+void load_adapter(ModelReference model, const std::filesystem::path& folder) {
+  model.visit([&](auto& m) { load_adapter_of(m, detail::family_of(m.config).tensors, folder); });
+}
 
 }  // namespace mica::io

@@ -6,9 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include <mica/nn/gpt.h>
-#include <mica/nn/models/bert.h>
-#include <mica/nn/models/llama.h>
+#include <mica/io/families/table.h>
 
 namespace mica::io {
 
@@ -16,9 +14,7 @@ namespace mica::io {
 /// if needed. `base_model` is the name or folder of the model that they belong to, as PEFT expects it. However the
 /// process ends, load_adapter() finds the old adapters or the new ones, whole. Throws if the model has no adapters, or
 /// adapters with different options, or if another thread or process is saving to the folder.
-void save_adapter(nn::GPT& model, const std::filesystem::path& folder, const std::string& base_model = "");
-void save_adapter(nn::Llama& model, const std::filesystem::path& folder, const std::string& base_model = "");
-void save_adapter(nn::Bert& model, const std::filesystem::path& folder, const std::string& base_model = "");
+void save_adapter(ModelReference model, const std::filesystem::path& folder, const std::string& base_model = "");
 
 /// Adds the adapters of a folder to a model that has none, quantized or not, and freezes the model's parameters: see
 /// nn::add_lora().
@@ -26,8 +22,6 @@ void save_adapter(nn::Bert& model, const std::filesystem::path& folder, const st
 /// not have, adapters of another shape, an adapter of the head that was trained on another weight (PEFT saves that
 /// weight, too), and configurations that mica does not support (DoRA, trained biases, whole
 /// modules, ranks that differ between layers, an initialization that changes the base weights, such as PiSSA's).
-void load_adapter(nn::GPT& model, const std::filesystem::path& folder);
-void load_adapter(nn::Llama& model, const std::filesystem::path& folder);
-void load_adapter(nn::Bert& model, const std::filesystem::path& folder);
+void load_adapter(ModelReference model, const std::filesystem::path& folder);
 
 }  // namespace mica::io

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <thread>
 
-#include <mica/core/async_copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/async_copy.h>
 #include <mica/io/data_loader.h>
 #include <mica/io/permutation.h>
 

@@ -12,8 +12,8 @@
 #include <memory>
 #include <system_error>
 
-#include <mica/core/callable.h>
 #include <mica/core/check.h>
+#include <mica/core/detail/callable.h>
 #include <mica/io/file.h>
 
 namespace mica::io {

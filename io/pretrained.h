@@ -9,10 +9,11 @@
 #include <variant>
 #include <vector>
 
+#include <mica/core/state_dict.h>
+#include <mica/io/families/table.h>
 #include <mica/io/gguf.h>
 #include <mica/io/pretrained_config.h>
 #include <mica/io/tokenizer.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::io {
 
@@ -34,13 +35,10 @@ struct LoadOptions {
   LoadDifferences* differences = nullptr;
 };
 
-/// Any of the supported models.
-using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Bert>;
-
 /// Reads a model from a folder with config.json and either model.safetensors or shards with
 /// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3 and smollm3 an
-/// nn::Llama; bert an nn::Bert, without a pooler if the files have none. The model is in evaluation mode: call train()
-/// to train it.
+/// nn::Llama; gemma2 an nn::Gemma2; bert an nn::Bert, without a pooler if the files have none. The model is in
+/// evaluation mode: call train() to train it.
 ///
 /// On the CPU and in the files' dtypes, parameters refer to the mapped files, which are read when they are first used;
 /// see load_mapped() in safetensors.h for what this means for the files. Only GPT-2's linear weights, which its files
@@ -51,9 +49,9 @@ using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Bert>;
 /// masks and rotary tables of old files are ignored. If the configuration ties the head to the embedding, the files may
 /// have the weight of either; if they have both, its bits must be the same.
 ///
-/// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gpt2
-/// an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32 if it is
-/// quantized).
+/// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gemma2
+/// an nn::Gemma2, gpt2 an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32
+/// if it is quantized).
 ///
 /// Throws an Error that names the file and the problem, or lists all tensors that are missing, unexpected or of another
 /// shape. Before memory is allocated for a model, its size according to config.json is compared with the files' size.
@@ -86,27 +84,18 @@ struct SaveOptions {
 /// process was killed between two renames: they then find the new weights with the old config.json. Throws an Error
 /// before anything is written if a layer has an adapter or a quantized weight, if transformers or load_pretrained()
 /// could not read the model, or if another thread or process is saving to the folder.
-void save_pretrained(const nn::GPT& model, const std::filesystem::path& folder, const SaveOptions& options = {});
-void save_pretrained(const nn::Llama& model, const std::filesystem::path& folder, const SaveOptions& options = {});
-void save_pretrained(const nn::Bert& model, const std::filesystem::path& folder, const SaveOptions& options = {});
-void save_pretrained(const PretrainedModel& model, const std::filesystem::path& folder,
-                     const SaveOptions& options = {});
+void save_pretrained(ConstModelReference model, const std::filesystem::path& folder, const SaveOptions& options = {});
 
 /// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is added
 /// and replaces entries with the same keys. Unless it contains a tokenizer, llama.cpp accepts token ids only. Throws an
 /// Error for what llama.cpp does not support: dynamic or longrope scaling of rotary embeddings, layers without rotary
-/// embeddings, a GPT without biases or with exact GELU. Adapters and quantized weights are errors as well: let
-/// `options` quantize.
-void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const GgufMetadata& metadata = {},
-               const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
-void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const GgufMetadata& metadata = {},
+/// embeddings, a GPT without biases or with exact GELU, a Gemma2 without caps or with another query_scale than
+/// Google's, a Bert. Adapters and quantized weights are errors as well: let `options` quantize.
+void save_gguf(const std::filesystem::path& path, ConstModelReference model, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 
-/// The same with a tokenizer, which Tokenizer::load() reads: see gguf_metadata() in io/gguf.h for the errors.
-void save_gguf(const std::filesystem::path& path, const nn::Llama& model, const Tokenizer& tokenizer,
-               const GgufMetadata& metadata = {},
-               const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
-void save_gguf(const std::filesystem::path& path, const nn::GPT& model, const Tokenizer& tokenizer,
+/// The same with a tokenizer, which Tokenizer::load() reads: see gguf_metadata() in io/gguf_tokenizer.h for the errors.
+void save_gguf(const std::filesystem::path& path, ConstModelReference model, const Tokenizer& tokenizer,
                const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 

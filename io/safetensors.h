@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include <mica/nn/state_dict.h>
+#include <mica/core/state_dict.h>
 
 namespace mica::io {
 

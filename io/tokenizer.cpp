@@ -13,7 +13,7 @@
 #include <mica/io/detail/tokenizer_file.h>
 #include <mica/io/detail/word_cache.h>
 #include <mica/io/file.h>
-#include <mica/io/gguf.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/text.h>
 #include <mica/io/tokenizer.h>
 

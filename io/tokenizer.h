@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include <mica/core/shared_state.h>
+#include <mica/core/detail/shared_state.h>
 
 namespace mica::io {
 
@@ -36,8 +36,8 @@ struct DecodeOptions {
 class Tokenizer {
  public:
   /// Reads tokenizer.json, or vocab.json and merges.txt, of a folder, and tokenizer_config.json if it exists. The path
-  /// may also be a .gguf file: see gguf_tokenizer() in io/gguf.h. Throws an Error that names the file and says what is
-  /// wrong or not supported.
+  /// may also be a .gguf file: see gguf_tokenizer() in io/gguf_tokenizer.h. Throws an Error that names the file and
+  /// says what is wrong or not supported.
   static Tokenizer load(const std::filesystem::path& folder);
   /// Whether a folder has the files of a tokenizer, or a GGUF file contains one, supported or not.
   static bool is_in(const std::filesystem::path& folder);

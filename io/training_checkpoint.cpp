@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include <mica/core/async_copy.h>
-#include <mica/core/callable.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/async_copy.h>
+#include <mica/core/detail/callable.h>
 #include <mica/core/progress.h>
 #include <mica/io/detail/checksum.h>
 #include <mica/io/file.h>

@@ -26,26 +26,19 @@ Tensor MultiheadAttention::operator()(const Tensor& x) const {
   return resid_dropout(c_proj(attend(x)));
 }
 
-Tensor MultiheadAttention::branch(const Tensor& x, const CachedLayer& cached, const Tensor& mask) const {
+Tensor MultiheadAttention::branch(const Tensor& x, const Tensor& mask, const CachedLayer& cached) const {
   const Scope scope(*this);
-  return c_proj.product(attend(x, cached, mask));
+  return c_proj.product(attend(x, mask, cached));
 }
 
-Tensor MultiheadAttention::attend(const Tensor& x, const CachedLayer& cached, const Tensor& mask) const {
+Tensor MultiheadAttention::attend(const Tensor& x, const Tensor& mask, const CachedLayer& cached) const {
   const std::int64_t width = c_proj.out_features();
   check(x.dim() == 3 && x.size(2) == width, "MultiheadAttention: expected (B, T, {}), got {}", width, x.shape());
   if (cached) {
     check(options.causal && !mask.defined(), "MultiheadAttention: a cache is for causal attention without a mask");
-    if (x.size(1) == 1 && cached.cache->can_decode()) {
-      const Tensor qkv = reshape(c_attn(x), {x.size(0), 3 * width});
-      return unsqueeze(cached.cache->decode(cached.layer, {.qkv = qkv, .heads = options.heads}), 1);
-    }
-    const std::int64_t batch = x.size(0), length = x.size(1);
-    const Tensor qkv = reshape(c_attn(x), {batch, length, 3, options.heads, width / options.heads});
+    const Tensor qkv = reshape(c_attn(x), {x.size(0), x.size(1), 3, options.heads, width / options.heads});
     const auto part = [&](std::int64_t i) { return transpose(select(qkv, 2, i), 1, 2); };  // (B, heads, T, D)
-    const auto [keys, values] = cached.cache->append(cached.layer, part(1), part(2));
-    const Tensor y = scaled_dot_product_attention(part(0), keys, values, cached.cache->attention_options());
-    return reshape(transpose(y, 1, 2), {batch, length, width});
+    return cached.cache->attend(cached.layer, part(0), part(1), part(2));
   }
   const double dropout = is_training() ? options.attention_dropout.value_or(options.dropout) : 0;
   return self_attention(c_attn(x), options.heads, {.causal = options.causal, .dropout = dropout, .mask = mask});

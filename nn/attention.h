@@ -27,10 +27,10 @@ class MultiheadAttention : public Module {
   MultiheadAttention(std::int64_t width, MultiheadAttentionOptions options);
 
   Tensor operator()(const Tensor& x) const;
-  /// The result without c_proj's bias and dropout, for callers that fuse these with the addition.
-  /// With `cached`, the positions of x follow those in the cache, and attend to these as well. `mask`: see
-  /// AttentionOptions::mask; not together with `cached`.
-  Tensor branch(const Tensor& x, const CachedLayer& cached = {}, const Tensor& mask = {}) const;
+  /// The result without c_proj's bias and dropout, for callers that fuse these with the addition. `mask`: see
+  /// AttentionOptions::mask. With `cached`, the positions of x follow those in the cache, and attend to these as well;
+  /// not together with `mask`.
+  Tensor branch(const Tensor& x, const Tensor& mask = {}, const CachedLayer& cached = {}) const;
 
   MultiheadAttentionOptions options;
   Linear c_attn;
@@ -38,8 +38,8 @@ class MultiheadAttention : public Module {
   Dropout resid_dropout;
 
  private:
-  Tensor attend(const Tensor& x, const CachedLayer& cached = {},
-                const Tensor& mask = {}) const;  // all but c_proj and its dropout
+  Tensor attend(const Tensor& x, const Tensor& mask = {},
+                const CachedLayer& cached = {}) const;  // all but c_proj and its dropout
 };
 
 }  // namespace mica::nn

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <mica/core/callable.h>
+#include <mica/core/detail/callable.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {

@@ -2,8 +2,8 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/number.h>
 #include <mica/core/dispatch.h>
-#include <mica/core/number.h>
 #include <mica/nn/init.h>
 
 namespace mica::nn::init {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include <mica/core/nesting.h>
+#include <mica/core/detail/nesting.h>
 #include <mica/core/progress.h>
 #include <mica/core/tensor.h>
 

@@ -6,6 +6,7 @@
 #include <mica/core/creation.h>
 #include <mica/nn/detail/most_layers.h>
 #include <mica/nn/key_value_cache.h>
+#include <mica/ops/decode_attention/decode_attention.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/inplace/inplace.h>
@@ -14,7 +15,10 @@
 
 namespace mica::nn {
 
-KeyValueCache::KeyValueCache(const Config& config) : config_(config) {
+KeyValueCache::KeyValueCache(const Config& config)
+    : config_(config),
+      steps_on_device_(!config.scale && config.cap == 0 &&
+                       has_decode_attention(config.dtype, config.head_width, config.device)) {
   check(config.layers >= 0 && config.layers <= detail::kMostLayers && config.batch >= 1 && config.key_heads >= 1 &&
             config.head_width >= 1,
         "KeyValueCache: expected 0 to {} layers and at least 1 sequence, 1 head and 1 column, got {}, {}, {} and {}",
@@ -41,7 +45,6 @@ KeyValueCache KeyValueCache::clone() const {
     return copy;
   };
   result.device_length_ = copied(device_length_);
-  result.scratch_ = {};
   result.count_ = 0;  // without a step that did not end
   for (std::vector<Tensor>* const list : {&result.keys_, &result.values_}) {
     for (Tensor& x : *list) {
@@ -79,48 +82,46 @@ void KeyValueCache::begin(std::int64_t sequences, std::int64_t count) {
         count);
   check(sequences == config_.batch, "KeyValueCache: expected tokens of {} sequences, the cache's batch, got {}",
         config_.batch, sequences);
+  if (!(steps_on_device_ && count == 1)) {
+    check_not_capturing("KeyValueCache::begin");
+  }
   count_ = count;
-  step_counts_ = false;
   positions_ = mask_ = {};
-  rotations_ = {};
 }
 
-void KeyValueCache::end() {
-  if (device_length_.defined() && !step_counts_) {
+void KeyValueCache::end(bool counted) {
+  if (device_length_.defined() && !counted) {
     add_(device_length_, one_, static_cast<double>(count_));
   }
   on_each_replay([length = length_, count = count_] { *length += count; });
   count_ = 0;
-  rotations_ = {};
 }
 
 const Tensor& KeyValueCache::positions() const {
-  if (padding_.defined() && !positions_.defined()) {
-    const Tensor slots = arange(static_cast<double>(length() + count_), int64, config_.device);
-    positions_ = maximum(slice(slots, 0, length(), length() + count_) - padding_, 0);
+  if (positions_.defined()) {
+    return positions_;
+  }
+  if (steps_on_device_ && count_ == 1) {
+    const Tensor length = reshape(device_length_, {1, 1});
+    positions_ =
+        padding_.defined() ? maximum(length - padding_, 0) : contiguous_data(expand(length, {config_.batch, 1}));
+  } else if (padding_.defined()) {
+    const Tensor all = arange(static_cast<double>(length() + count_), int64, config_.device);
+    positions_ = maximum(slice(all, 0, length(), length() + count_) - padding_, 0);
   }
   return positions_;
 }
 
-Tensor KeyValueCache::decode_positions() const {
-  const Tensor length = reshape(device_length_, {1, 1});
-  return padding_.defined() ? maximum(length - padding_, 0) : expand(length, {config_.batch, 1});
+std::int64_t KeyValueCache::longest() const {
+  check_not_capturing("KeyValueCache::longest");
+  return length() + count_ - least_padding_;
 }
 
-bool KeyValueCache::can_decode() const {
-  return config_.layers > 0 && has_decode_attention(config_.dtype, config_.head_width, config_.device);
-}
-
-bool KeyValueCache::can_decode_prompt(std::int64_t count) const {
-  return can_decode() && has_prompt_kernels(config_.dtype, config_.head_width, config_.device) &&
-         needed(length() + count) == length() + count;
-}
-
-void KeyValueCache::reserve(std::int64_t positions) {
+bool KeyValueCache::reserve(std::int64_t positions) {
   const std::int64_t kept = length();
   positions = needed(positions);
   if (config_.layers == 0 || positions <= capacity()) {
-    return;
+    return false;
   }
   check(!is_capturing(), "KeyValueCache: the memory cannot grow while a CUDA graph is captured: reserve() it before");
   constexpr std::int64_t kLeast = 64;
@@ -138,32 +139,50 @@ void KeyValueCache::reserve(std::int64_t positions) {
   const auto middle = grown.begin() + static_cast<std::ptrdiff_t>(keys_.size());
   keys_.assign(grown.begin(), middle);
   values_.assign(middle, grown.end());
+  return true;
 }
 
-void KeyValueCache::check_layer(std::int64_t layer) const {
+std::size_t KeyValueCache::index_of(std::int64_t layer) const {
   check(layer >= 0 && layer < config_.layers, "KeyValueCache: expected a layer in [0, {}), got {}", config_.layers,
         layer);
+  return static_cast<std::size_t>(layer);
 }
 
-std::array<Tensor, 2> KeyValueCache::append(std::int64_t layer, const Tensor& keys, const Tensor& values) {
-  check_layer(layer);
-  check_not_capturing("KeyValueCache::append");
+Tensor KeyValueCache::attend(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const std::size_t at = index_of(layer);
   const Shape expected{config_.batch, config_.key_heads, count_, config_.head_width};
-  check(keys.shape() == expected && values.shape() == expected,
-        "KeyValueCache: expected keys and values of shape {}, got {} and {}", expected, keys.shape(), values.shape());
-  check(keys.device() == config_.device && values.device() == config_.device,
-        "KeyValueCache: expected keys and values on {}, got {} and {}", config_.device, keys.device(), values.device());
+  check(k.shape() == expected && v.shape() == expected,
+        "KeyValueCache: expected keys and values of shape {}, got {} and {}", expected, k.shape(), v.shape());
+  check(k.device() == config_.device && v.device() == config_.device,
+        "KeyValueCache: expected keys and values on {}, got {} and {}", config_.device, k.device(), v.device());
   reserve(length() + count_);
-  const auto at = static_cast<std::size_t>(layer);
-  if (length() + count_ <= capacity()) {
-    store(keys_[at], keys);
-    store(values_[at], values);
-    return {slice(keys_[at], 2, 0, length() + count_), slice(values_[at], 2, 0, length() + count_)};
+  if (steps_on_device_ && count_ == 1) {
+    const auto rows = [&](const Tensor& x) { return reshape(x, {config_.batch, x.size(1) * config_.head_width}); };
+    return unsqueeze(decode_attention({.q = rows(q),
+                                       .k = rows(k),
+                                       .v = rows(v),
+                                       .heads = q.size(1),
+                                       .keys = keys_[at],
+                                       .values = values_[at],
+                                       .length = device_length_,
+                                       .padding = padding_}),
+                     1);
   }
-  const std::array<Tensor, 2> all{cat({earlier(keys_[at]), keys}, 2), cat({earlier(values_[at]), values}, 2)};
-  store(keys_[at], keys);
-  store(values_[at], values);
-  return all;
+  if (length() + count_ <= capacity()) {
+    store(keys_[at], k);
+    store(values_[at], v);
+    return attend_stored(layer, q);
+  }
+  const Tensor keys = cat({earlier(keys_[at]), k}, 2), values = cat({earlier(values_[at]), v}, 2);
+  store(keys_[at], k);
+  store(values_[at], v);
+  return attend_to(q, keys, values);
+}
+
+Tensor KeyValueCache::attend_stored(std::int64_t layer, const Tensor& q) const {
+  const std::size_t at = index_of(layer);
+  const std::int64_t end = length() + count_;
+  return attend_to(q, slice(keys_[at], 2, 0, end), slice(values_[at], 2, 0, end));
 }
 
 // The positions [length − visible, length), in order.
@@ -185,96 +204,30 @@ void KeyValueCache::store(const Tensor& list, const Tensor& added) const {
   }
 }
 
-void KeyValueCache::begin_decode(std::int64_t layer, DecodeAttention& step) {
-  check_layer(layer);
-  check(can_decode() && (count_ == 1 || can_decode_prompt(count_)),
-        "KeyValueCache: decode() is for one new position or a prompt that fits, on CUDA");
-  if (count_ > 1) {
-    check_not_capturing("KeyValueCache::decode of a prompt");
-  }
-  reserve(length() + count_);
-  const auto at = static_cast<std::size_t>(layer);
-  step.keys = keys_[at];
-  step.values = values_[at];
-  step.length = device_length_;
-  step.padding = padding_;
-}
-
-Tensor KeyValueCache::attend(const Tensor& queries, const DecodeAttention& step) const {
-  const Tensor y = scaled_dot_product_attention(transpose(queries, 1, 2), slice(step.keys, 2, 0, length() + count_),
-                                                slice(step.values, 2, 0, length() + count_), attention_options());
-  return reshape(transpose(y, 1, 2), {queries.size(0) * count_, step.heads * config_.head_width});
-}
-
-Tensor KeyValueCache::decode(std::int64_t layer, DecodeAttention step) {
-  begin_decode(layer, step);
-  return count_ == 1 ? decode_attention(step) : attend(decode_append(step, length()), step);
-}
-
-Tensor KeyValueCache::decode(std::int64_t layer, const Tensor& x, const std::vector<DecodeWeight>& weights,
-                             const DecodeLinearOptions& options, DecodeAttention step) {
-  const std::int64_t before = capacity();
-  begin_decode(layer, step);
-  if (count_ == 1) {
-    step.qkv = decode_linear(x, weights, options);
-    step.settled = capacity() == before;  // otherwise the cached positions were just copied
-    return decode_attention(step);
-  }
-  Rotations& r = rotations_;
-  if (!step.frequencies.empty() &&
-      (!r.table.defined() || r.frequencies != step.frequencies || r.scale != step.rotary_scale)) {
-    r = {.frequencies = step.frequencies,
-         .scale = step.rotary_scale,
-         .table = decode_rotations(step.frequencies, step.rotary_scale, length(), count_, config_.device)};
-  }
-  const Tensor rotations = step.frequencies.empty() ? Tensor{} : r.table;
-  return attend(decode_linear_append(x, weights, options, step, length(), rotations), step);
-}
-
-bool KeyValueCache::prepare(DecoderStep& step) {
-  if (!can_decode() || padding_.defined() || static_cast<std::int64_t>(step.layers.size()) != config_.layers) {
-    return false;
-  }
-  reserve(length() + 1);
-  for (std::size_t i = 0; i < step.layers.size(); ++i) {
-    step.layers[i].keys = keys_[i];
-    step.layers[i].values = values_[i];
-  }
-  if (!has_decoder_step(step)) {
-    return false;
-  }
-  const std::int64_t needed = decoder_step_scratch(step);
-  if (!scratch_.defined() || scratch_.numel() < needed) {
-    if (is_capturing()) {
-      return false;  // each replay would write the zeros again
-    }
-    scratch_ = zeros({needed}, int64, config_.device);
-  }
-  step.length = device_length_;
-  step.adds_to_length = step_counts_ = true;
-  step.scratch = scratch_;
-  return true;
-}
-
-AttentionOptions KeyValueCache::attention_options() const {
-  const bool all_fit = length() + count_ <= capacity();
-  const std::int64_t before = all_fit ? length() : visible();
-  const bool beyond = config_.window > 0 && before + count_ > config_.window;
+Tensor KeyValueCache::attend_to(const Tensor& q, const Tensor& keys, const Tensor& values) const {
+  const std::int64_t before = keys.size(2) - count_;
+  const bool beyond = config_.window > 0 && keys.size(2) > config_.window;
   if ((padding_.defined() || beyond) && !mask_.defined()) {
-    const auto end = static_cast<double>(length() + count_);
-    const Tensor positions = arange(end, int64, config_.device);
-    const Tensor keys = slice(positions, 0, length() - before, length() + count_);  // (S)
+    const Tensor positions = arange(static_cast<double>(length() + count_), int64, config_.device);
+    const Tensor of_keys = slice(positions, 0, length() - before, length() + count_);  // (S)
     if (padding_.defined()) {
-      mask_ = reshape(ge(keys, padding_), {config_.batch, 1, 1, before + count_});
+      mask_ = reshape(ge(of_keys, padding_), {config_.batch, 1, 1, keys.size(2)});
     }
     if (beyond) {
-      const Tensor queries = unsqueeze(slice(positions, 0, length(), length() + count_), 1);  // (T, 1)
-      const Tensor near = gt(keys, queries - config_.window);
+      const Tensor of_queries = unsqueeze(slice(positions, 0, length(), length() + count_), 1);  // (T, 1)
+      const Tensor near = gt(of_keys, of_queries - config_.window);
       mask_ = mask_.defined() ? logical_and(mask_, near) : near;
     }
   }
   // A single new position attends to all others, so it needs no causal mask.
-  return {.causal = count_ > 1, .causal_offset = count_ > 1 ? before : 0, .mask = mask_};
+  const bool causal = count_ > 1;
+  const Tensor y = scaled_dot_product_attention(q, keys, values,
+                                                {.causal = causal,
+                                                 .causal_offset = causal ? before : 0,
+                                                 .scale = config_.scale,
+                                                 .cap = config_.cap,
+                                                 .mask = mask_});
+  return reshape(transpose(y, 1, 2), {q.size(0), count_, q.size(1) * q.size(3)});
 }
 
 }  // namespace mica::nn

@@ -4,12 +4,12 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include <mica/core/capture.h>
 #include <mica/core/tensor.h>
 #include <mica/ops/attention/attention.h>
-#include <mica/ops/decode/decode.h>
-#include <mica/ops/decode/decoder_step.h>
 
 namespace mica::nn {
 
@@ -17,12 +17,12 @@ namespace mica::nn {
 /// its cache (nn::GPT::new_cache, nn::Llama::new_cache) and takes it as an argument with the next tokens:
 ///
 ///     nn::KeyValueCache cache = llama.new_cache(1);
-///     Tensor logits = llama.next_token_logits(prompt, cache);      // (1, T)
+///     Tensor logits = llama.next_token_logits(prompt, &cache);      // (1, T)
 ///     while (…) {
-///       logits = llama.next_token_logits(argmax(logits, 1, true), cache);  // (1, 1)
+///       logits = llama.next_token_logits(argmax(logits, 1, true), &cache);  // (1, 1)
 ///     }
 ///
-/// Needs autograd::NoGrad. The memory grows with the text, at most by doubling.
+/// Needs autograd::NoGrad. The memory grows with the text, at most by doubling. mica::infer has faster decoders.
 ///
 /// Shorter sequences of a batch are padded on the left, with any tokens; set_padding() says with how many. Attention
 /// ignores the padding, and the first real token of each sequence has position 0.
@@ -31,9 +31,9 @@ namespace mica::nn {
 /// still counted from the start of the text. A rotary embedding depends only on the distance of two positions, so a
 /// text may have any length. With learned positions (GPT), it still ends at the model's context.
 ///
-/// On CUDA the length is also kept on the device, and a step of one position reads it there (mica::decode_attention),
-/// so that the step can be captured into a CUDA graph: each replay appends one position. The memory must not grow
-/// between the capture and a replay: call reserve() first.
+/// On CUDA the length is also kept on the device. Where mica::decode_attention() supports the cache, a step of one
+/// position reads it there and can be captured into a CUDA graph: each replay appends one position. The memory must not
+/// grow between the capture and a replay: call reserve() first.
 ///
 /// A cache can be moved, and then serves captured graphs in its new place; clone() copies it. A cache that was moved
 /// from throws when it is used.
@@ -46,7 +46,10 @@ class KeyValueCache {
     std::int64_t head_width = 1;
     DType dtype = float32;
     Device device = Device::cpu();
-    std::int64_t window = 0;  ///< each position sees itself and the window − 1 before it; 0: all
+    std::optional<double> scale{};  ///< AttentionOptions::scale
+    double cap = 0;                 ///< AttentionOptions::cap
+    std::int64_t window = 0;        ///< each position sees itself and the window − 1 before it; 0: all
+    std::int64_t context = 0;       ///< the most positions that the model computes; 0: no limit
   };
 
   explicit KeyValueCache(const Config& config);  ///< throws for invalid sizes or a dtype that is not floating
@@ -65,10 +68,9 @@ class KeyValueCache {
   }
   /// The number of positions for which there is memory.
   std::int64_t capacity() const { return keys_.empty() || !keys_[0].defined() ? 0 : keys_[0].size(2); }
-  /// Whether there is memory for one more position.
-  bool has_room() const { return capacity() >= needed(length() + 1); }
-  /// Makes room for a total of `positions`, or of `window` if that is less. Keeps the contents.
-  void reserve(std::int64_t positions);
+  /// Makes room for a total of `positions`, or of `window` if that is less. Keeps the contents. Returns whether the
+  /// memory has moved, so that captured graphs are no longer valid.
+  bool reserve(std::int64_t positions);
   /// Forgets all positions and the padding; keeps the memory.
   void clear();
 
@@ -76,49 +78,42 @@ class KeyValueCache {
   /// negative, for each sequence.
   void set_padding(const std::vector<std::int64_t>& padding);
 
-  /// Whether a step of one position can be computed by decode(), and captured.
-  bool can_decode() const;
-  /// Whether decode() can compute `count` new positions: they fit into the memory, and there are kernels for this GPU.
-  bool can_decode_prompt(std::int64_t count) const;
-
-  // For modules. A model calls begin(), then each layer calls append() or decode(), then the model calls end(). If a
-  // layer throws, length() does not change.
+  // For models. A model calls begin(), then each layer calls attend(), then the model calls end(). If a layer throws,
+  // length() does not change.
 
   /// Starts a step that computes `count` new positions of each of `sequences` sequences. Throws unless there are
-  /// config().batch of them.
+  /// config().batch of them, and during a capture, if the step cannot be captured.
   void begin(std::int64_t sequences, std::int64_t count);
-  void end();
-  /// The new positions within their sequences, (batch, count) int64, 0 for padding; undefined without padding, where
-  /// they are length(), length() + 1, …
+  /// The new positions within their sequences, (batch, count) int64, 0 for padding. Undefined if they are length(),
+  /// length() + 1, … for all sequences, unless the step can be captured.
   const Tensor& positions() const;
-  /// Stores a layer's keys and values of the new positions, (batch, key_heads, count, head_width), and returns those of
-  /// all positions that the new ones may attend to, in order.
-  std::array<Tensor, 2> append(std::int64_t layer, const Tensor& keys, const Tensor& values);
-  /// append() and attention together. `step` comes without the members that describe the cache. Throws unless
-  /// can_decode(), and unless there is one new position or can_decode_prompt().
-  Tensor decode(std::int64_t layer, DecodeAttention step);
-  /// Like above, with step.qkv = decode_linear(x, weights, options), where `weights` are those of queries, keys and
-  /// values.
-  Tensor decode(std::int64_t layer, const Tensor& x, const std::vector<DecodeWeight>& weights,
-                const DecodeLinearOptions& options, DecodeAttention step);
-  /// Whether mica::decoder_step() can compute a step of one new position; fills in the members of `step` that describe
-  /// the cache. The step then adds to the length on the device, and end() does not.
-  bool prepare(DecoderStep& step);
-  /// The new position within each sequence, (batch, 1) int64, computed from the length that is kept on the device.
-  Tensor decode_positions() const;
-  /// The length of the longest text, without padding, including the new positions.
-  std::int64_t longest() const { return length() + count_ - least_padding_; }
-  /// The options with which the new positions attend to all positions.
-  AttentionOptions attention_options() const;
+  /// The length of the longest text, without padding, including the new positions. Throws during a capture.
+  std::int64_t longest() const;
+  /// Stores a layer's keys and values of the new positions, and returns the attention of their queries to all positions
+  /// that they may see. q (batch, heads, count, head_width), k and v (batch, key_heads, count, head_width) to (batch,
+  /// count, heads · head_width).
+  Tensor attend(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v);
+  /// `counted`: whether the step has already added the new positions to device_length().
+  void end(bool counted = false);
+
+  // For decoders with kernels of their own, which write the new keys and values themselves: between begin() and end(),
+  // after reserve().
+
+  const Tensor& keys(std::int64_t layer) const { return keys_[index_of(layer)]; }  ///< (batch, key_heads, capacity, D)
+  const Tensor& values(std::int64_t layer) const { return values_[index_of(layer)]; }
+  /// The number of positions before the step, (1) int64; undefined on the CPU.
+  const Tensor& device_length() const { return device_length_; }
+  /// (batch, 1) int64; undefined if there is no padding.
+  const Tensor& padding() const { return padding_; }
+  /// attend() for keys and values that are stored already, if the memory holds all positions.
+  Tensor attend_stored(std::int64_t layer, const Tensor& q) const;
 
  private:
   KeyValueCache(const KeyValueCache&) = default;  // shares the memory; for clone()
 
-  void check_layer(std::int64_t layer) const;
-  /// Checks the arguments, makes room and fills in the members of `step` that describe the cache.
-  void begin_decode(std::int64_t layer, DecodeAttention& step);
-  /// Attention of a prompt's queries (B, T, H, D) to the earlier positions and to the prompt itself.
-  Tensor attend(const Tensor& queries, const DecodeAttention& step) const;
+  std::size_t index_of(std::int64_t layer) const;  // throws if there is no such layer
+  /// Attention to keys and values (batch, key_heads, S, D) of the last S positions, including the new ones.
+  Tensor attend_to(const Tensor& q, const Tensor& keys, const Tensor& values) const;
   /// The capacity needed for this many positions.
   std::int64_t needed(std::int64_t positions) const {
     return config_.window == 0 ? positions : std::min(positions, config_.window);
@@ -132,22 +127,14 @@ class KeyValueCache {
   std::shared_ptr<std::int64_t> length_ = std::make_shared<std::int64_t>(0);  // shared with captured graphs
   Tensor device_length_;                                                      // (1) int64, on CUDA
   Tensor one_;                                                                // (1) int64, on CUDA: the number 1
-  Tensor scratch_;            // of decoder_step(); created at its first use
+  bool steps_on_device_;      // a step of one position reads the length there
   std::int64_t count_ = 0;    // of new positions
-  bool step_counts_ = false;  // decoder_step() adds the new positions to device_length_
   std::vector<Tensor> keys_;  // of each layer: (batch, key_heads, ≥ length, head_width)
   std::vector<Tensor> values_;
   Tensor padding_;  // (batch, 1) int64, undefined without padding
   std::int64_t least_padding_ = 0;
   mutable Tensor positions_;  // of the new positions; this and mask_ are computed on demand
-  mutable Tensor mask_;       // of attention; undefined if none is needed
-  /// The rotations of a prompt's new positions, computed when the first layer needs them.
-  struct Rotations {
-    std::vector<float> frequencies{};
-    double scale = 1;
-    Tensor table{};
-  };
-  Rotations rotations_;
+  mutable Tensor mask_;       // of attention to a prompt's positions; undefined if none is needed
 };
 
 /// A layer's index in a cache. Without a cache, attention sees only the keys it is given.

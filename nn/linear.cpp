@@ -2,8 +2,8 @@
 #include <utility>
 #include <vector>
 
+#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/grad_mode.h>
-#include <mica/autograd/inplace.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/nn/init.h>

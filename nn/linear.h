@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include <mica/nn/module.h>
-#include <mica/ops/decode/decode.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/quantized/quantized.h>
 
@@ -74,9 +73,6 @@ class Linear : public Module {
   /// runs out.
   void quantize(QuantizeOptions options);
   bool is_quantized() const { return quantized.packed.defined(); }
-
-  /// For mica::decode_linear, without the adapter.
-  DecodeWeight decode_weight() const { return {.matrix = weight, .quantized = quantized, .bias = bias}; }
 
   std::int64_t in_features() const { return is_quantized() ? quantized.rows : weight.size(1); }
   std::int64_t out_features() const { return is_quantized() ? quantized.columns() : weight.size(0); }

@@ -6,10 +6,11 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include <mica/autograd/slot.h>
+#include <mica/autograd/detail/diagnostics.h>
+#include <mica/autograd/detail/slot.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/overlap.h>
+#include <mica/core/detail/overlap.h>
 #include <mica/core/progress.h>
 #include <mica/nn/evaluation.h>
 #include <mica/nn/module.h>

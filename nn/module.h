@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include <mica/autograd/module_name.h>
+#include <mica/autograd/detail/module_name.h>
+#include <mica/core/state_dict.h>
 #include <mica/core/tensor.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::nn {
 

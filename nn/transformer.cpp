@@ -59,24 +59,17 @@ Tensor TransformerBlock::operator()(const Tensor& x) const {
 }
 
 ResidualAndBranch TransformerBlock::operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
-                                               const CachedLayer& cached) const {
+                                               const Tensor& mask, const CachedLayer& cached) const {
   const Scope scope(*this);
-  const auto [y, y_normed] = up_to_mlp(residual, branch, branch_bias, cached);
-  return {y, mlp.branch(y_normed)};
-}
-
-ResidualAndBranch TransformerBlock::operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
-                                               const Tensor& mask) const {
-  const Scope scope(*this);
-  const auto [y, y_normed] = up_to_mlp(residual, branch, branch_bias, {}, mask);
+  const auto [y, y_normed] = up_to_mlp(residual, branch, branch_bias, mask, cached);
   return {y, mlp.branch(y_normed)};
 }
 
 AddLayerNormResult TransformerBlock::up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
-                                               const CachedLayer& cached, const Tensor& mask) const {
+                                               const Tensor& mask, const CachedLayer& cached) const {
   const auto [x, x_normed] = branch.defined() ? ln_1(branch, residual, mlp.dropout, branch_bias)
                                               : AddLayerNormResult{residual, ln_1(residual)};
-  return ln_2(attn.branch(x_normed, cached, mask), x, attn.resid_dropout, attn.c_proj.bias);
+  return ln_2(attn.branch(x_normed, mask, cached), x, attn.resid_dropout, attn.c_proj.bias);
 }
 
 }  // namespace mica::nn

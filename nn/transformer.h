@@ -63,13 +63,9 @@ class TransformerBlock : public Module {
   Tensor operator()(const Tensor& x) const;
   /// The same for x = residual + dropout(branch + branch_bias), where an undefined branch or bias counts as 0 and
   /// the dropout is that of mlp. Returns such a pair for the next module, which adds mlp.c_proj.bias to its
-  /// branch, applies dropout and adds the residual. With `cached`, the positions in the cache are attended to as
-  /// well.
+  /// branch, applies dropout and adds the residual. `mask` and `cached`: see MultiheadAttention::branch.
   ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias = {},
-                               const CachedLayer& cached = {}) const;
-  /// The same with AttentionOptions::mask, which may be undefined.
-  ResidualAndBranch operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
-                               const Tensor& mask) const;
+                               const Tensor& mask = {}, const CachedLayer& cached = {}) const;
 
   LayerNorm ln_1;
   MultiheadAttention attn;
@@ -79,7 +75,7 @@ class TransformerBlock : public Module {
  private:
   /// The sum after attention, and its norm.
   AddLayerNormResult up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
-                               const CachedLayer& cached = {}, const Tensor& mask = {}) const;
+                               const Tensor& mask = {}, const CachedLayer& cached = {}) const;
 };
 
 }  // namespace mica::nn

@@ -1,7 +1,7 @@
 #include <mica/core/dispatch.h>
 #include <mica/optim/adam.h>
-#include <mica/optim/detail/adam_kernels.h>
 #include <mica/optim/detail/adam_scalars.h>
+#include <mica/optim/detail/rules.h>
 
 namespace mica::optim {
 
@@ -12,7 +12,7 @@ Adam::Adam(const std::vector<Group>& groups)
                                  {"exp_avg", "exp_avg_sq"})) {}
 
 void Adam::run(Device device, const kernels::OptimizerStep& step) {
-  on_device(device, [&](auto d) { kernels::adam_step(d, step); });
+  on_device(device, [&](auto d) { kernels::optimizer_step<kernels::AdamRule>(d, step); });
 }
 
 }  // namespace mica::optim

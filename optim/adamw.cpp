@@ -1,7 +1,7 @@
 #include <mica/core/dispatch.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/detail/adam_scalars.h>
-#include <mica/optim/detail/adamw_kernels.h>
+#include <mica/optim/detail/rules.h>
 
 namespace mica::optim {
 
@@ -23,7 +23,7 @@ std::vector<AdamW::Group> AdamW::decay_matrices(const Tensors& parameters, AdamW
 }
 
 void AdamW::run(Device device, const kernels::OptimizerStep& step) {
-  on_device(device, [&](auto d) { kernels::adamw_step(d, step); });
+  on_device(device, [&](auto d) { kernels::optimizer_step<kernels::AdamWRule>(d, step); });
 }
 
 }  // namespace mica::optim

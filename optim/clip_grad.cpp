@@ -7,9 +7,9 @@
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
 #include <mica/optim/clip_grad.h>
+#include <mica/optim/detail/grad_norm.h>
 #include <mica/optim/detail/grad_norm_kernels.h>
 #include <mica/optim/detail/writers.h>
-#include <mica/optim/grad_norm.h>
 
 namespace mica::optim {
 

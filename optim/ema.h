@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
+#include <mica/core/state_dict.h>
 #include <mica/core/storage.h>
 #include <mica/core/tensor.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::optim {
 

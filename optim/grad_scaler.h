@@ -1,7 +1,7 @@
 #pragma once
 
+#include <mica/core/state_dict.h>
 #include <mica/core/tensor.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::optim {
 

@@ -1,5 +1,5 @@
 #include <mica/core/dispatch.h>
-#include <mica/optim/detail/lion_kernels.h>
+#include <mica/optim/detail/rules.h>
 #include <mica/optim/lion.h>
 
 namespace mica::optim {
@@ -20,7 +20,7 @@ Lion::Lion(const Tensors& parameters, LionOptions options) : Lion(std::vector<Gr
 Lion::Lion(const std::vector<Group>& groups) : Optimizer("Lion", specs_of(groups, checked_scalars, {"exp_avg"})) {}
 
 void Lion::run(Device device, const kernels::OptimizerStep& step) {
-  on_device(device, [&](auto d) { kernels::lion_step(d, step); });
+  on_device(device, [&](auto d) { kernels::optimizer_step<kernels::LionRule>(d, step); });
 }
 
 }  // namespace mica::optim

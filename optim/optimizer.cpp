@@ -7,14 +7,14 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/memory.h>
+#include <mica/core/detail/overlap.h>
 #include <mica/core/dispatch.h>
-#include <mica/core/memory.h>
-#include <mica/core/overlap.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/optim/detail/grad_norm.h>
 #include <mica/optim/detail/step_kernels.h>
 #include <mica/optim/detail/writers.h>
-#include <mica/optim/grad_norm.h>
 #include <mica/optim/grad_scaler.h>
 #include <mica/optim/optimizer.h>
 
@@ -46,7 +46,7 @@ bool is_16_bit(DType dtype) { return size_of(dtype) == 2; }
 
 }  // namespace
 
-struct Optimizer::Slot {
+struct Optimizer::ParameterState {
   Tensor parameter;
   std::size_t group = 0;
   Tensors states;
@@ -62,7 +62,7 @@ struct Optimizer::Slot {
 /// An optimizer's data on one device.
 struct Optimizer::OnDevice {
   Device device;
-  Tensor steps;    // (slots) int64
+  Tensor steps;    // (parameters) int64
   Tensor scalars;  // (groups, scalars of a group) float64
 };
 
@@ -98,19 +98,19 @@ Optimizer::Optimizer(const char* name, const std::vector<GroupSpec>& groups)
             parameter.shape());
       check(seen.insert(parameter.handle().get()).second, "{}: a parameter of shape {} was given twice", name_,
             parameter.shape());
-      Slot slot;
-      slot.parameter = parameter;
-      slot.group = group;
-      slots_.push_back(slot);
+      ParameterState own;
+      own.parameter = parameter;
+      own.group = group;
+      states_.push_back(own);
     }
     groups_.push_back({.state_names = groups[group].state_names, .master_weights = groups[group].master_weights});
     scalars_->insert(scalars_->end(), groups[group].scalars.begin(), groups[group].scalars.end());
     scalars_of_group_ = groups[group].scalars.size();
   }
-  check(!slots_.empty(), "{}: expected at least one parameter", name_);
+  check(!states_.empty(), "{}: expected at least one parameter", name_);
   if (const auto overlap = find_overlap(parameters())) {
-    const Tensor& a = slots_[overlap->first].parameter;
-    const Tensor& b = slots_[overlap->second].parameter;
+    const Tensor& a = states_[overlap->first].parameter;
+    const Tensor& b = states_[overlap->second].parameter;
     fail("{}: expected parameters without overlapping elements, got {} of shape {}{}", name_,
          a.is_same(b) ? "one" : "two views that overlap,", a.shape(),
          a.is_same(b) ? fmt::format(" and strides {}", a.strides()) : fmt::format(" and {}", b.shape()));
@@ -120,8 +120,8 @@ Optimizer::Optimizer(const char* name, const std::vector<GroupSpec>& groups)
 Optimizer::~Optimizer() = default;
 
 void Optimizer::check_gradients() const {
-  for (const Slot& slot : slots_) {
-    const Tensor& x = slot.parameter;
+  for (const ParameterState& own : states_) {
+    const Tensor& x = own.parameter;
     if (const Tensor grad = x.grad(); grad.defined()) {
       check(grad.dtype() == x.dtype() && grad.device() == x.device(),
             "{}: expected the gradient of a {} parameter on {}, got {} on {}: was the parameter moved between forward "
@@ -131,41 +131,41 @@ void Optimizer::check_gradients() const {
   }
 }
 
-void Optimizer::make_states(Slot& slot) {
-  const Tensor& x = slot.parameter;
-  const Group& group = groups_[slot.group];
+void Optimizer::make_states(ParameterState& own) {
+  const Tensor& x = own.parameter;
+  const Group& group = groups_[own.group];
   const DType dtype = accumulate_dtype(x.dtype());
-  const bool makes_states = slot.states.size() < group.state_names.size();
+  const bool makes_states = own.states.size() < group.state_names.size();
   const bool needs_master = group.master_weights && is_16_bit(x.dtype());
-  if (makes_states || (needs_master && !slot.master.defined())) {
+  if (makes_states || (needs_master && !own.master.defined())) {
     check(!is_capturing(),
           "{}: a parameter of shape {} takes its first step while a CUDA graph is captured, and each replay would "
           "repeat it: take one step before the capture",
           name_, x.shape());
   }
-  while (slot.states.size() < group.state_names.size()) {
-    slot.states.push_back(zeros(x.shape(), dtype, x.device()));
+  while (own.states.size() < group.state_names.size()) {
+    own.states.push_back(zeros(x.shape(), dtype, x.device()));
   }
-  for (Tensor& state : slot.states) {
+  for (Tensor& state : own.states) {
     if (state.dtype() != dtype || state.device() != x.device()) {
       state = copied(state, dtype, x.device());
     }
   }
   if (!needs_master) {
-    slot.master = {};
+    own.master = {};
     return;
   }
-  if (!slot.master.defined()) {
-    slot.master = copied(x, float32, x.device());
+  if (!own.master.defined()) {
+    own.master = copied(x, float32, x.device());
     return;
   }
-  if (slot.master.device() != x.device()) {
-    slot.master = copied(slot.master, float32, x.device());
+  if (own.master.device() != x.device()) {
+    own.master = copied(own.master, float32, x.device());
   }
-  if (slot.written != x.handle()->storage.get() || slot.version != x.version()) {
+  if (own.written != x.handle()->storage.get() || own.version != x.version()) {
     const autograd::NoGrad guard;
     const Tensor value = x.detach();
-    slot.master = contiguous_data(where(slot.master.to(x.dtype()) == value, slot.master, value.to(float32)));
+    own.master = contiguous_data(where(own.master.to(x.dtype()) == value, own.master, value.to(float32)));
   }
 }
 
@@ -173,9 +173,9 @@ void Optimizer::make_states(Slot& slot) {
 void Optimizer::collect_counts() const {
   for (const OnDevice& on : on_device_) {
     const std::vector<std::int64_t> steps = to_vector<std::int64_t>(on.steps);
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].counted_on == on.device) {
-        slots_[i].step = steps[i];
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      if (states_[i].counted_on == on.device) {
+        states_[i].step = steps[i];
       }
     }
   }
@@ -189,13 +189,13 @@ Optimizer::OnDevice& Optimizer::counts_on(Device device) {
   }
   check_not_capturing(name_);
   std::vector<std::int64_t> steps;
-  for (const Slot& slot : slots_) {
-    steps.push_back(slot.step);
+  for (const ParameterState& own : states_) {
+    steps.push_back(own.step);
   }
   const auto groups = static_cast<std::int64_t>(groups_.size());
-  const auto slots = static_cast<std::int64_t>(slots_.size());
+  const auto count = static_cast<std::int64_t>(states_.size());
   const OnDevice made{.device = device,
-                      .steps = from_data(steps, {slots}, device),
+                      .steps = from_data(steps, {count}, device),
                       .scalars = empty({groups, static_cast<std::int64_t>(scalars_of_group_)}, float64, device)};
   on_device_.push_back(made);
   return on_device_.back();
@@ -213,34 +213,34 @@ std::vector<Optimizer::Work> Optimizer::collect_work() {
     return works.back();
   };
   bool moved = false;
-  for (Slot& slot : slots_) {
-    if (slot.parameter.grad().defined()) {
-      make_states(slot);
-      moved = moved || slot.counted_on != slot.parameter.device();
+  for (ParameterState& own : states_) {
+    if (own.parameter.grad().defined()) {
+      make_states(own);
+      moved = moved || own.counted_on != own.parameter.device();
     }
   }
   if (moved) {
     check_not_capturing(name_);
     collect_counts();
     on_device_.clear();
-    for (Slot& slot : slots_) {
-      slot.counted_on = slot.parameter.device();
+    for (ParameterState& own : states_) {
+      own.counted_on = own.parameter.device();
     }
   }
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
-    const Tensor& x = slot.parameter;
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    const ParameterState& own = states_[i];
+    const Tensor& x = own.parameter;
     const Tensor grad = x.grad();
     if (!grad.defined()) {
       continue;
     }
     Work& work = work_on(x.device());
     work.parameters.push_back(x);
-    for (const Tensor& used : slot.states) {
+    for (const Tensor& used : own.states) {
       work.keep.push_back(used);
     }
-    if (slot.master.defined()) {
-      work.keep.push_back(slot.master);
+    if (own.master.defined()) {
+      work.keep.push_back(own.master);
     }
     const auto row_major = [&](const Tensor& tensor) { return work.keep.emplace_back(contiguous_data(tensor)); };
     const Tensor value = row_major(x);
@@ -250,16 +250,16 @@ std::vector<Optimizer::Work> Optimizer::collect_work() {
     kernels::MultiTensorEntry entry{.param = value.raw_data(),
                                     .grad = row_major(grad).raw_data(),
                                     .numel = x.numel(),
-                                    .slot = static_cast<std::int32_t>(i),
-                                    .group = static_cast<std::int32_t>(slot.group)};
-    const int states = static_cast<int>(slot.states.size());
+                                    .parameter = static_cast<std::int32_t>(i),
+                                    .group = static_cast<std::int32_t>(own.group)};
+    const int states = static_cast<int>(own.states.size());
     for (int k = 0; k < states; ++k) {
-      entry.states[k] = slot.states[k].raw_data();
+      entry.states[k] = own.states[k].raw_data();
     }
-    if (slot.master.defined()) {
-      entry.states[states] = slot.master.raw_data();
+    if (own.master.defined()) {
+      entry.states[states] = own.master.raw_data();
     }
-    work.list.add({.dtype = x.dtype(), .states = states, .master = slot.master.defined()}, entry);
+    work.list.add({.dtype = x.dtype(), .states = states, .master = own.master.defined()}, entry);
   }
   for (Work& work : works) {
     work.list.finish(work.device);
@@ -272,9 +272,9 @@ Tensor Optimizer::step(const StepOptions& options) {
   const bool wants_norm = options.max_grad_norm.has_value() || options.scaler != nullptr;
   check(!options.max_grad_norm || *options.max_grad_norm >= 0, "{}: expected max_grad_norm >= 0, got {}", name_,
         options.max_grad_norm.value_or(0));
-  for (const Slot& slot : slots_) {
-    if (slot.parameter.grad().defined()) {
-      check_can_step(name_, slot.parameter, options.scaler != nullptr);
+  for (const ParameterState& own : states_) {
+    if (own.parameter.grad().defined()) {
+      check_can_step(name_, own.parameter, options.scaler != nullptr);
     }
   }
   std::vector<Work> works = collect_work();
@@ -317,15 +317,15 @@ Tensor Optimizer::step(const StepOptions& options) {
       copy_into(to, from);
     }
   }
-  for (const Slot& slot : slots_) {
-    if (slot.parameter.grad().defined()) {
-      slot.parameter.bump_version("an optimizer's step");
+  for (const ParameterState& own : states_) {
+    if (own.parameter.grad().defined()) {
+      own.parameter.bump_version("an optimizer's step");
     }
   }
-  for (Slot& slot : slots_) {
-    if (slot.parameter.grad().defined()) {
-      slot.written = slot.parameter.handle()->storage.get();
-      slot.version = slot.parameter.version();
+  for (ParameterState& own : states_) {
+    if (own.parameter.grad().defined()) {
+      own.written = own.parameter.handle()->storage.get();
+      own.version = own.parameter.version();
     }
   }
   const kernels::GradNorm& norm = works.front().norm;
@@ -336,8 +336,8 @@ Tensor Optimizer::step(const StepOptions& options) {
 }
 
 void Optimizer::zero_grad() {
-  for (const Slot& slot : slots_) {
-    slot.parameter.set_grad({});
+  for (const ParameterState& own : states_) {
+    own.parameter.set_grad({});
   }
 }
 
@@ -360,8 +360,8 @@ double Optimizer::lr(std::size_t group) const {
 
 Tensors Optimizer::parameters() const {
   Tensors result;
-  for (const Slot& slot : slots_) {
-    result.push_back(slot.parameter);
+  for (const ParameterState& own : states_) {
+    result.push_back(own.parameter);
   }
   return result;
 }
@@ -369,25 +369,25 @@ Tensors Optimizer::parameters() const {
 StateDict Optimizer::state_dict() const {
   collect_counts();
   StateDict result;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
-    if (slot.step == 0) {
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    const ParameterState& own = states_[i];
+    if (own.step == 0) {
       continue;
     }
-    result.emplace(fmt::format("state.{}.step", i), from_data({slot.step}, Shape{}));
-    const std::vector<std::string>& names = groups_[slot.group].state_names;
-    for (std::size_t k = 0; k < slot.states.size(); ++k) {
-      result.emplace(fmt::format("state.{}.{}", i, names[k]), slot.states[k]);
+    result.emplace(fmt::format("state.{}.step", i), from_data({own.step}, Shape{}));
+    const std::vector<std::string>& names = groups_[own.group].state_names;
+    for (std::size_t k = 0; k < own.states.size(); ++k) {
+      result.emplace(fmt::format("state.{}.{}", i, names[k]), own.states[k]);
     }
-    if (slot.master.defined()) {
-      result.emplace(fmt::format("state.{}.master", i), slot.master);
+    if (own.master.defined()) {
+      result.emplace(fmt::format("state.{}.master", i), own.master);
     }
   }
   return result;
 }
 
 void Optimizer::load_state_dict(const StateDict& state) {
-  std::vector<Slot> loaded = slots_;
+  std::vector<ParameterState> loaded = states_;
   std::set<std::string> known;
   const auto find = [&](std::size_t i, const std::string& what, const Shape& shape) {
     const std::string name = fmt::format("state.{}.{}", i, what);
@@ -399,33 +399,33 @@ void Optimizer::load_state_dict(const StateDict& state) {
     return at == state.end() ? Tensor{} : at->second;
   };
   for (std::size_t i = 0; i < loaded.size(); ++i) {
-    Slot& slot = loaded[i];
-    const Tensor& x = slot.parameter;
-    const Group& group = groups_[slot.group];
+    ParameterState& own = loaded[i];
+    const Tensor& x = own.parameter;
+    const Group& group = groups_[own.group];
     const Tensor step = find(i, "step", {});
-    slot.step = step.defined() ? step_count(name_, fmt::format("state.{}.step", i), step) : 0;
-    slot.counted_on = x.device();
-    slot.states.clear();
+    own.step = step.defined() ? step_count(name_, fmt::format("state.{}.step", i), step) : 0;
+    own.counted_on = x.device();
+    own.states.clear();
     for (const std::string& name : group.state_names) {
       const Tensor value = find(i, name, x.shape());
       check(value.defined() == step.defined(),
             "{}: load_state_dict: \"state.{}.step\" and \"state.{}.{}\" must be given together", name_, i, i, name);
       if (value.defined()) {
-        slot.states.push_back(copied(value, accumulate_dtype(x.dtype()), x.device()));
+        own.states.push_back(copied(value, accumulate_dtype(x.dtype()), x.device()));
       }
     }
     const Tensor master = find(i, "master", x.shape());
     check(!master.defined() || step.defined(), "{}: load_state_dict: \"state.{}.master\" was given without a step",
           name_, i);
-    slot.master = master.defined() && group.master_weights && is_16_bit(x.dtype()) ? copied(master, float32, x.device())
-                                                                                   : Tensor{};
-    slot.written = nullptr;  // so that the next step compares the master weights with the parameter
+    own.master = master.defined() && group.master_weights && is_16_bit(x.dtype()) ? copied(master, float32, x.device())
+                                                                                  : Tensor{};
+    own.written = nullptr;  // so that the next step compares the master weights with the parameter
   }
   for (const auto& [name, tensor] : state) {
     check(known.contains(name), "{}: load_state_dict: \"{}\" is unexpected: there are {} parameters", name_, name,
           loaded.size());
   }
-  slots_ = std::move(loaded);
+  states_ = std::move(loaded);
   on_device_.clear();
 }
 

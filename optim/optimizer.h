@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <mica/core/state_dict.h>
 #include <mica/core/tensor.h>
-#include <mica/nn/state_dict.h>
 
 namespace mica::kernels {
 struct OptimizerStep;
@@ -110,7 +110,7 @@ class Optimizer {
   virtual void run(Device device, const kernels::OptimizerStep& step) = 0;
 
   /// Takes the sums of squares of the parameters' gradients, (n) float64 on one device, and returns those that the norm
-  /// is computed from. An optimizer that has only a share of the parameters adds the sums of the other shares. Called
+  /// is computed from. An optimizer that has only a part of the parameters adds the sums of the other parts. Called
   /// once for each device, by each step that needs the norm.
   virtual Tensor sums_of_all_squares(const Tensor& sums) { return sums; }
 
@@ -119,19 +119,19 @@ class Optimizer {
     std::vector<std::string> state_names;
     bool master_weights;
   };
-  struct Slot;
+  struct ParameterState;
   struct OnDevice;
   struct Work;
 
   void check_gradients() const;
-  void make_states(Slot& slot);
+  void make_states(ParameterState& own);
   OnDevice& counts_on(Device device);
   void collect_counts() const;
   std::vector<Work> collect_work();
 
   const char* name_;
   std::vector<Group> groups_;
-  std::vector<Slot> slots_;
+  std::vector<ParameterState> states_;
   std::shared_ptr<std::vector<double>> scalars_;  // of all groups; replays of captured steps read it
   std::size_t scalars_of_group_;
   std::vector<OnDevice> on_device_;

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include <mica/core/dispatch.h>
-#include <mica/optim/detail/sgd_kernels.h>
+#include <mica/optim/detail/rules.h>
 #include <mica/optim/sgd.h>
 
 namespace mica::optim {
@@ -37,7 +37,7 @@ SGD::SGD(const std::vector<Group>& groups)
       }()) {}
 
 void SGD::run(Device device, const kernels::OptimizerStep& step) {
-  on_device(device, [&](auto d) { kernels::sgd_step(d, step); });
+  on_device(device, [&](auto d) { kernels::optimizer_step<kernels::SgdRule>(d, step); });
 }
 
 }  // namespace mica::optim

@@ -8,8 +8,8 @@
 #include <initializer_list>
 #include <string>
 
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/cuda/device.h>
-#include <mica/core/cuda/launch_record.h>
 #include <mica/core/device.h>
 
 namespace mica::testing_support {

@@ -8,7 +8,7 @@
 
 namespace mica::train {
 
-DatasetBatches::DatasetBatches(const io::Dataset& data, io::DataLoaderOptions options, const dist::Group& group,
+DatasetBatches::DatasetBatches(const io::Dataset& data, io::DataLoaderOptions options, const distributed::Group& group,
                                std::int64_t units)
     : data_(data), options_(options), units_(units) {
   options_.rank = group.rank();
@@ -58,7 +58,7 @@ Validation::Validation(std::vector<Batch> batches) : size_(static_cast<std::int6
   read_ = [kept](std::int64_t i) { return (*kept)[static_cast<std::size_t>(i)]; };
 }
 
-Validation::Validation(const io::Dataset& data, const ValidationOptions& options, const dist::Group& group) {
+Validation::Validation(const io::Dataset& data, const ValidationOptions& options, const distributed::Group& group) {
   check(data.size() >= 1 && options.batch >= 1,
         "Validation: expected samples and a batch of at least 1, got {} samples and a batch of {}", data.size(),
         options.batch);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <mica/core/tensor.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 #include <mica/io/data_loader.h>
 
 namespace mica::train {
@@ -42,9 +42,9 @@ class DatasetBatches : public Batches {
  public:
   /// The options' rank and number of ranks are those of `group`. `units` is the number of units of a sample: for
   /// windows of tokens, their length. The data set must outlive this object.
-  explicit DatasetBatches(const io::Dataset& data, io::DataLoaderOptions options, const dist::Group& group = {},
+  explicit DatasetBatches(const io::Dataset& data, io::DataLoaderOptions options, const distributed::Group& group = {},
                           std::int64_t units = 1);
-  explicit DatasetBatches(const io::Dataset&& data, io::DataLoaderOptions options, const dist::Group& group = {},
+  explicit DatasetBatches(const io::Dataset&& data, io::DataLoaderOptions options, const distributed::Group& group = {},
                           std::int64_t units = 1) = delete;
 
   Batch next() override;
@@ -74,9 +74,10 @@ class Validation {
   /// All samples of a data set, which must outlive this object. Of each batch, each rank reads its part; the parts
   /// differ by at most one sample. The weight of a batch is its number of samples. Throws an Error if there are no
   /// samples.
-  explicit Validation(const io::Dataset& data, const ValidationOptions& options = {}, const dist::Group& group = {});
+  explicit Validation(const io::Dataset& data, const ValidationOptions& options = {},
+                      const distributed::Group& group = {});
   explicit Validation(const io::Dataset&& data, const ValidationOptions& options = {},
-                      const dist::Group& group = {}) = delete;
+                      const distributed::Group& group = {}) = delete;
 
   /// False if there is no validation. With several ranks, a rank may have no batches although there is one.
   explicit operator bool() const { return read_ != nullptr; }

@@ -17,7 +17,8 @@ namespace mica::train {
 namespace {
 
 // Returns rank 0's checkpoint on every rank, with its tensors on the CPU. Nothing if rank 0 has none.
-std::optional<io::TrainingCheckpoint> shared(const dist::Group& group, std::optional<io::TrainingCheckpoint> saved) {
+std::optional<io::TrainingCheckpoint> shared(const distributed::Group& group,
+                                             std::optional<io::TrainingCheckpoint> saved) {
   if (group.size() == 1) {
     return saved;
   }
@@ -76,7 +77,7 @@ std::int64_t number_of(const io::Metadata& settings, const std::string& name) {
 }
 
 Checkpoints::Checkpoints(const CheckpointOptions& options, io::Metadata settings, ChangeableSettings changeable,
-                         ProgramNames names, const dist::Group& group)
+                         ProgramNames names, const distributed::Group& group)
     : names_(std::move(names)),
       group_(group),
       path_(options.folder),

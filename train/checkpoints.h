@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 #include <mica/io/training_checkpoint.h>
 
 namespace mica::train {
@@ -50,7 +50,7 @@ class Checkpoints {
   /// `settings` are all settings on which the results depend; "steps", if it is among them, is the number of the run's
   /// steps. Throws if the folder has checkpoints and options.resume is false, and unless options.every ≥ 1.
   Checkpoints(const CheckpointOptions& options, io::Metadata settings, ChangeableSettings changeable = {},
-              ProgramNames names = {}, const dist::Group& group = {});
+              ProgramNames names = {}, const distributed::Group& group = {});
 
   /// If there is a checkpoint, passes the newest one to `restore` on each rank, with its tensors on the CPU; returns
   /// whether there is one. Throws if other settings than the changeable ones differ, or if the run has fewer steps than
@@ -74,7 +74,7 @@ class Checkpoints {
   void accept(const io::TrainingCheckpoint& saved);
 
   ProgramNames names_;
-  dist::Group group_;
+  distributed::Group group_;
   std::string path_;
   std::optional<io::CheckpointFolder> folder_;  // on rank 0 only
   io::Metadata settings_;

@@ -9,10 +9,10 @@
 
 namespace mica::train {
 
-void on_rank_0(const dist::Group& group, const std::function<void()>& f) {
+void on_rank_0(const distributed::Group& group, const std::function<void()>& f) {
   std::exception_ptr error;
   if (group.rank() == 0) {
-    const dist::LongTask task("work of rank 0 alone");  // the others wait for it in the broadcast
+    const distributed::LongTask task("work of rank 0 alone");  // the others wait for it in the broadcast
     try {
       f();
     } catch (...) {
@@ -29,10 +29,10 @@ void on_rank_0(const dist::Group& group, const std::function<void()>& f) {
   }
 }
 
-void share_cores(const dist::Group& group) {
+void share_cores(const distributed::Group& group) {
   // The largest number of ranks on a machine.
-  const Tensor ranks = from_data({std::int64_t{dist::local_rank() + 1}}, Shape{});
-  group.all_reduce(ranks, dist::Reduction::max);
+  const Tensor ranks = from_data({std::int64_t{distributed::local_rank() + 1}}, Shape{});
+  group.all_reduce(ranks, distributed::Reduction::max);
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     set_num_threads(std::max(1, num_threads() / static_cast<int>(ranks.item())));
   }

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include <mica/core/rng.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 
 namespace mica::train {
 
@@ -19,10 +19,10 @@ class StoppedByRank0 : public std::exception {
 
 /// Calls f on rank 0 only. If it throws there, that exception ends all ranks: the others throw StoppedByRank0. All
 /// ranks must call it.
-void on_rank_0(const dist::Group& group, const std::function<void()>& f);
+void on_rank_0(const distributed::Group& group, const std::function<void()>& f);
 
 /// Divides the cores of each machine among its ranks, unless OMP_NUM_THREADS is set. All ranks must call it.
-void share_cores(const dist::Group& group);
+void share_cores(const distributed::Group& group);
 
 /// Maps rank 0's random state to that of this rank's own stream, so that dropout differs among the ranks. Returns rank
 /// 0's state on rank 0.

@@ -51,7 +51,7 @@ io::Metadata all_settings(const TrainerOptions& options, const nn::Module& model
 }
 
 /// " of rank 2"; empty if it concerns all ranks.
-std::string of_ranks(const std::vector<int>& ranks, const dist::Group& group) {
+std::string of_ranks(const std::vector<int>& ranks, const distributed::Group& group) {
   if (ranks.empty() || static_cast<int>(ranks.size()) == group.size()) {
     return "";
   }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 #include <mica/io/training_checkpoint.h>
 #include <mica/nn/module.h>
 #include <mica/train/batches.h>
@@ -42,7 +42,7 @@ struct TrainerOptions {
   std::string unit = "samples";  ///< what Batch::units counts, for the speed
   double flops_per_unit = 0;     ///< of the model's matrix products; for the share of the device's peak, if not 0
   bool profile = false;          ///< print a table of the time and memory of ten steps and write trace.json
-  dist::Group group{};           ///< the ranks that train together
+  distributed::Group group{};    ///< the ranks that train together
   ProgramNames names{};          ///< for messages
 
   /// Called on rank 0 to save the best model so far, which then has the averages of its weights, if there are any, as

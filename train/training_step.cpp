@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <mica/autograd/grad_mode.h>
-#include <mica/autograd/profiler.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/memory_stats.h>
@@ -15,6 +14,7 @@
 #include <mica/ops/inplace/inplace.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
+#include <mica/profiler/profiler.h>
 #include <mica/train/detail/agreement.h>
 #include <mica/train/detail/group_optimizer.h>
 #include <mica/train/ranks.h>
@@ -38,9 +38,9 @@ Tensors trained_parameters(const nn::Module& model) {
 }
 
 std::unique_ptr<detail::GroupOptimizer> group_optimizer_of(const AnyOptimizer& optimizer, const nn::Module& model,
-                                                           const dist::DataParallelOptions& options,
-                                                           const dist::Group& group) {
-  if (const auto* const sharded = std::get_if<std::reference_wrapper<dist::ShardedAdamW>>(&optimizer)) {
+                                                           const distributed::DataParallelOptions& options,
+                                                           const distributed::Group& group) {
+  if (const auto* const sharded = std::get_if<std::reference_wrapper<distributed::ShardedAdamW>>(&optimizer)) {
     return detail::group_optimizer(*sharded);
   }
   return detail::group_optimizer(std::get<0>(optimizer), model, options, group);
@@ -54,7 +54,7 @@ bool same_shapes(const Tensors& a, const Tensors& b) {
 }  // namespace
 
 TrainingStep::TrainingStep(nn::Module& model, Loss loss, Batches& batches, AnyOptimizer optimizer, StepOptions options,
-                           const dist::Group& group)
+                           const distributed::Group& group)
     : model_(model),
       loss_(std::move(loss)),
       source_(batches),
@@ -258,7 +258,7 @@ bool TrainingStep::full() const { return static_cast<std::int64_t>(pending_.size
 std::vector<StepResult> TrainingStep::finished() {
   const Tensor own = empty_like(results_);
   copy_into(own, results_);
-  group_.all_reduce(results_, dist::Reduction::mean);
+  group_.all_reduce(results_, distributed::Reduction::mean);
   const std::vector<double> values = to_vector<double>(results_);
   std::vector<StepResult> steps;
   const auto count = static_cast<std::size_t>(options_.accumulate);

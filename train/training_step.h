@@ -9,10 +9,10 @@
 #include <variant>
 #include <vector>
 
-#include <mica/core/cuda/graph.h>
-#include <mica/dist/data_parallel.h>
-#include <mica/dist/group.h>
-#include <mica/dist/sharded_adamw.h>
+#include <mica/core/cuda_graph.h>
+#include <mica/distributed/data_parallel.h>
+#include <mica/distributed/group.h>
+#include <mica/distributed/sharded_adamw.h>
 #include <mica/io/training_checkpoint.h>
 #include <mica/nn/module.h>
 #include <mica/optim/ema.h>
@@ -29,8 +29,9 @@ class GroupOptimizer;
 /// The mean loss of a batch, a scalar: a function of Batch::fields and the model.
 using Loss = std::function<Tensor(const Tensors& batch)>;
 
-/// Any optimizer; dist::ShardedAdamW keeps only a share of the states on each rank. Converts from both.
-using AnyOptimizer = std::variant<std::reference_wrapper<optim::Optimizer>, std::reference_wrapper<dist::ShardedAdamW>>;
+/// Any optimizer; distributed::ShardedAdamW keeps only a share of the states on each rank. Converts from both.
+using AnyOptimizer =
+    std::variant<std::reference_wrapper<optim::Optimizer>, std::reference_wrapper<distributed::ShardedAdamW>>;
 
 /// How steps are taken.
 struct StepOptions {
@@ -45,8 +46,8 @@ struct StepOptions {
   bool trained_only = false;
   /// File for a picture of the first step's autograd graph on rank 0 (io::write_graph); empty: none.
   std::string draw_graph{};
-  /// Of several ranks; not used with dist::ShardedAdamW, which has options of its own.
-  dist::DataParallelOptions parallel{};
+  /// Of several ranks; not used with distributed::ShardedAdamW, which has options of its own.
+  distributed::DataParallelOptions parallel{};
 };
 
 /// The results of one step.
@@ -91,7 +92,7 @@ class TrainingStep {
   /// must not change any more. All ranks get the weights of rank 0, and each rank a random stream of its own
   /// (random_stream_of). Throws unless the model has a parameter that requires a gradient, accumulate ≥ 1 and clip ≥ 0.
   TrainingStep(nn::Module& model, Loss loss, Batches& batches, AnyOptimizer optimizer, StepOptions options = {},
-               const dist::Group& group = {});
+               const distributed::Group& group = {});
   ~TrainingStep();
   TrainingStep(const TrainingStep&) = delete;
   TrainingStep& operator=(const TrainingStep&) = delete;
@@ -154,7 +155,7 @@ class TrainingStep {
   Loss loss_;
   Batches& source_;
   StepOptions options_;
-  dist::Group group_;
+  distributed::Group group_;
   Tensors parameters_;  // those that are trained
   Device device_;
   std::unique_ptr<detail::GroupOptimizer> optimizer_;

@@ -3,12 +3,16 @@
 #include <vector>
 
 #include <mica/core/capture.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/error.h>
-#include <mica/core/cuda/launch_record.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/core/device.h>
+#include <mica/core/dispatch.h>
 
-namespace mica::cuda {
+namespace mica {
+
+namespace cuda {
 
 namespace {
 
@@ -101,4 +105,38 @@ StreamGuard::StreamGuard(cudaStream_t next) : previous_(stream) { stream = next;
 
 StreamGuard::~StreamGuard() { stream = previous_; }
 
-}  // namespace mica::cuda
+}  // namespace cuda
+
+int cuda_device_count() { return cuda::device_count(); }
+
+std::string device_name(Device device) {
+  if (device.is_cpu()) {
+    return "cpu";
+  }
+  const DeviceGuard guard(device);  // throws if there is no such device
+  cudaDeviceProp properties{};
+  cuda::check(cudaGetDeviceProperties(&properties, device.index), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+void synchronize(Device device) {
+  if (device.is_cuda()) {
+    const DeviceGuard guard(device);
+    cuda::synchronize();
+  }
+}
+
+DeviceGuard::DeviceGuard(Device device) {
+  if (device.is_cuda()) {
+    const int current = cuda::exchange_device(device.index);
+    previous_ = current == device.index ? -1 : current;
+  }
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) {
+    cuda::exchange_device(previous_);
+  }
+}
+
+}  // namespace mica

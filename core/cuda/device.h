@@ -16,7 +16,7 @@ void synchronize();
 /// Whether the current device supports clusters and dependent launches (compute capability 9.0).
 bool device_has_clusters();
 
-/// Whether the current device supports core/cuda/wgmma.cuh, and files named *_sm90.cu were compiled for it.
+/// Whether the current device supports core/cuda/detail/wgmma.cuh, and files named *_sm90.cu were compiled for it.
 bool device_has_wgmma();
 
 /// The number of multiprocessors of the current device.

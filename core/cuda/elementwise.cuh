@@ -20,8 +20,8 @@
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/core/cuda/reduce.cuh>
 #include <mica/core/cuda/stream.h>
+#include <mica/core/detail/strided.h>
 #include <mica/core/dispatch.h>
-#include <mica/core/strided.h>
 
 namespace mica {
 

@@ -3,13 +3,13 @@
 #include <map>
 #include <vector>
 
-#include <mica/core/callable.h>
-#include <mica/core/cuda/arena.h>
-#include <mica/core/cuda/cublas.h>
+#include <mica/core/cuda/detail/arena.h>
+#include <mica/core/cuda/detail/cublas.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/cuda/error.h>
-#include <mica/core/cuda/graph.h>
-#include <mica/core/cuda/launch_record.h>
 #include <mica/core/cuda/stream.h>
+#include <mica/core/cuda_graph.h>
+#include <mica/core/detail/callable.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/storage.h>
 

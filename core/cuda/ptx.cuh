@@ -28,10 +28,10 @@ inline constexpr std::uint64_t kEvictLast = 0x14f0000000000000;
 
 /// The L2 cache policy for inputs that a kernel reads once. `input_bytes` is the size of all of them:
 ///
-/// - Results of large inputs (more than 64 MiB) leave the cache before the kernel ends. With evict_last, they leave it
-///   before the inputs, in the order in which they were written, which DRAM writes faster.
-/// - Other results stay in the cache if inputs leave it first. With evict_unchanged, inputs do not become more recent
-///   by being read. (With evict_normal, they would. Loads without a policy behave like evict_unchanged.)
+/// - Results of large inputs (more than 64 MiB) do not fit. With evict_last, they leave the cache before the inputs, in
+///   the order in which they were written, which DRAM writes faster.
+/// - Other results remain in the cache if inputs leave it first. With evict_unchanged, as without a policy, inputs do
+///   not become more recent by being read.
 __host__ __device__ constexpr std::uint64_t read_once_policy(std::int64_t input_bytes) {
   return input_bytes > 64 << 20 ? kEvictLast : kEvictUnchanged;
 }

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <mica/core/nesting.h>
+#include <mica/core/detail/nesting.h>
 
 namespace mica::cuda {
 

@@ -74,7 +74,7 @@ CharacterModel load_character_model(const std::filesystem::path& path, Device de
   }
 }
 
-void write_text(CharacterModel& model, std::string_view prompt, nn::GenerateOptions options,
+void write_text(CharacterModel& model, std::string_view prompt, infer::GenerateOptions options,
                 const std::function<void(std::string_view)>& write) {
   std::vector<std::int32_t> tokens = model.tokenizer.encode(prompt);
   if (tokens.empty()) {
@@ -85,5 +85,5 @@ void write_text(CharacterModel& model, std::string_view prompt, nn::GenerateOpti
     write(model.tokenizer.decode(std::array{static_cast<std::int32_t>(token)}));
     return true;
   };
-  nn::generate(model.gpt, {std::vector<std::int64_t>(tokens.begin(), tokens.end())}, options);
+  infer::generate(model.gpt, {std::vector<std::int64_t>(tokens.begin(), tokens.end())}, options);
 }

@@ -6,10 +6,10 @@
 #include <optional>
 #include <string_view>
 
+#include <mica/infer/generate.h>
 #include <mica/io/safetensors.h>
 #include <mica/io/text.h>
-#include <mica/nn/generate.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 
 /// A character-level GPT with its alphabet, as stored by train_transformer and read by generate.
 struct CharacterModel {
@@ -27,5 +27,5 @@ CharacterModel load_character_model(const std::filesystem::path& path, mica::Dev
 
 /// Continues `prompt` by options.count characters and passes each, as UTF-8, to `write` when it is sampled. An empty
 /// prompt starts a new line. `options` must not have on_token.
-void write_text(CharacterModel& model, std::string_view prompt, mica::nn::GenerateOptions options,
+void write_text(CharacterModel& model, std::string_view prompt, mica::infer::GenerateOptions options,
                 const std::function<void(std::string_view)>& write);

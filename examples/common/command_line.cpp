@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "examples/common/ranks.h"
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 #include <mica/train/ranks.h>
 
 namespace {
@@ -140,11 +140,11 @@ int CommandLine::run(int argc, char** argv, const std::function<void()>& body) {
     return 1;
   } catch (const std::bad_alloc&) {
     (void)print_error(name.c_str(), "out of memory", 1);
-    mica::dist::report_failure("out of memory");
+    mica::distributed::report_failure("out of memory");
     return 1;
   } catch (const std::exception& error) {
     (void)print_error(name.c_str(), error.what(), 1);
-    mica::dist::report_failure(error.what());
+    mica::distributed::report_failure(error.what());
     return 1;
   }
 }

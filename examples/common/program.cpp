@@ -10,7 +10,7 @@
 
 #include <mica/core/check.h>
 #include <mica/core/dispatch.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 #include <mica/io/file.h>
 #include <mica/ops/matmul/matmul.h>
 
@@ -64,7 +64,7 @@ mica::Device device_named(const std::string& name) {
   }
   mica::check(mica::cuda_available(), "no CUDA device is available{}",
               MICA_WITH_CUDA ? "" : "; this program was built without CUDA");
-  const int index = mica::dist::local_rank();
+  const int index = mica::distributed::local_rank();
   mica::check(index < mica::cuda_device_count(),
               "expected a GPU for each rank on this machine, which has {}: start fewer ranks, or use --device cpu",
               mica::cuda_device_count());

@@ -21,19 +21,19 @@
 
 #include "examples/common/program.h"
 #include <mica/core/check.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 
 using namespace mica;
 
 void join_ranks() {
-  rank_of_messages = dist::world().rank();
+  rank_of_messages = distributed::world().rank();
   if (rank_of_messages > 0) {
     check(std::freopen("/dev/null", "w", stdout) != nullptr, "cannot open /dev/null: {}", std::strerror(errno));
   }
 }
 
 void refuse_ranks(const char* program) {
-  if (const int ranks = dist::world().size(); ranks > 1) {
+  if (const int ranks = distributed::world().size(); ranks > 1) {
     throw UsageError(fmt::format("{} runs as one process, but was started as {} ranks", program, ranks));
   }
 }
@@ -90,7 +90,7 @@ int wait_for_ranks() {
 }  // namespace
 
 void start_ranks_on_gpus(int count, char** argv) {
-  const int ranks = dist::world().size();
+  const int ranks = distributed::world().size();
   check(cuda_device_count() >= count, "--gpus: expected at most the {} usable GPUs of this machine, got {}",
         cuda_device_count(), count);
   if (ranks == count) {

@@ -254,14 +254,21 @@ std::vector<std::string> targets_of(nn::Module& model, const std::vector<std::st
   return names;
 }
 
-void set_recompute(nn::GPT& model) { model.config.checkpoint = true; }
-void set_recompute(nn::Llama& model) { model.model.checkpoint = true; }
-
-void tune(nn::Bert&, const io::Tokenizer&, const Options&, Device) {
-  fail("finetune: BERT is an encoder, which does not predict a next token");
+template <class Model>
+void set_recompute(Model& model) {
+  if constexpr (requires { model.model.checkpoint; }) {
+    model.model.checkpoint = true;
+  } else {
+    model.config.checkpoint = true;
+  }
 }
 
 template <class Model>
+void tune(Model&, const io::Tokenizer&, const Options&, Device) {
+  fail("finetune: the model is an encoder, which does not predict a next token");
+}
+
+template <infer::CachedModel Model>
 void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, Device device) {
   const std::int64_t positions = model.config.context;
   const std::int64_t context = options.context.value_or(std::min<std::int64_t>(1024, positions));

@@ -19,6 +19,7 @@
 #include <mica/io/chat.h>
 #include <mica/io/file.h>
 #include <mica/io/gguf.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
@@ -41,7 +42,7 @@ struct Settings {
   mica::Device device;
   std::string dtype;
   int quantize = 0;  // bits, or 0
-  mica::nn::GenerateOptions options;
+  mica::infer::GenerateOptions options;
 };
 
 // "1,504,3575"
@@ -121,11 +122,12 @@ struct Prompt {
   std::function<std::string()> rest = [] { return std::string(); };
 };
 
-void go_on(mica::nn::Bert&, const Prompt&, const Settings&) {
-  mica::fail("generate: BERT is an encoder, which cannot generate text");
+template <class Model>
+void go_on(Model&, const Prompt&, const Settings&) {
+  mica::fail("generate: the model is an encoder, which cannot generate text");
 }
 
-template <class Model>
+template <mica::infer::CachedModel Model>
 void go_on(Model& model, const Prompt& prompt, const Settings& settings) {
   if (settings.adapter) {
     const auto layers = mica::nn::adapted_layers(model);
@@ -136,7 +138,7 @@ void go_on(Model& model, const Prompt& prompt, const Settings& settings) {
       mica::nn::merge_lora(model);  // generates faster
     }
   }
-  mica::nn::generate(model, {prompt.tokens}, settings.options);
+  mica::infer::generate(model, {prompt.tokens}, settings.options);
 }
 
 // Writes text piece by piece. `before` is written only with the first piece, since the line may show a progress bar
@@ -202,16 +204,12 @@ void continue_with_pretrained(Settings& settings) {
   const Prompt prompt = settings.prompt ? prompt_of_text(settings) : prompt_of_tokens(settings);
   mica::io::PretrainedModel model =
       mica::io::load_pretrained(settings.model, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
-  std::visit(
-      [&](auto& m) {
-        if (settings.adapter) {
-          mica::io::load_adapter(m, *settings.adapter);  // may compare the head with PEFT's, so before it is quantized
-        }
-        if (settings.quantize != 0) {
-          mica::nn::quantize(m, {.bits = settings.quantize});
-        }
-      },
-      model);
+  if (settings.adapter) {
+    mica::io::load_adapter(model, *settings.adapter);  // may compare the head with PEFT's, so before it is quantized
+  }
+  if (settings.quantize != 0) {
+    std::visit([&](auto& m) { mica::nn::quantize(m, {.bits = settings.quantize}); }, model);
+  }
   settings.options.stop_tokens = prompt.stop_tokens;
   Writer write(prompt.shown);
   settings.options.on_token = [&](std::size_t, std::int64_t token) {
@@ -257,7 +255,7 @@ int main(int argc, char** argv) {
   Settings settings;
   std::string model, device = "auto";
   settings.options.count = 500;
-  mica::nn::SamplingOptions& sampling = settings.options.sampling;
+  mica::infer::SamplingOptions& sampling = settings.options.sampling;
   sampling.temperature = 0.8;
   int threads = 0;
   command_line

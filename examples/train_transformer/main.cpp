@@ -64,7 +64,7 @@ nn::GPT new_model(nn::GPTConfig config, std::int64_t vocab) {
 }
 
 void run(const Options& o) {
-  const dist::Group group = dist::world();
+  const distributed::Group group = distributed::world();
   train::share_cores(group);
   set_num_threads(o.threads > 0 ? o.threads : num_threads());
   set_float32_matmul_precision(o.tf32 ? MatmulPrecision::tf32 : MatmulPrecision::float32);
@@ -93,12 +93,12 @@ void run(const Options& o) {
   train::TrainerOptions options = o.train;
   const auto groups = optim::AdamW::decay_matrices(gpt.parameters(), o.adamw);
   optim::AdamW adamw(groups);
-  std::optional<dist::ShardedAdamW> sharded;
+  std::optional<distributed::ShardedAdamW> sharded;
   if (o.zero) {
-    const dist::ShardingOptions sharding{.reduce_dtype = options.step.parallel.reduce_dtype,
-                                         .overlap = true,
-                                         .overlap_gather = true,
-                                         .check_gradients = options.step.parallel.check_gradients};
+    const distributed::ShardingOptions sharding{.reduce_dtype = options.step.parallel.reduce_dtype,
+                                                .overlap = true,
+                                                .overlap_gather = true,
+                                                .check_gradients = options.step.parallel.check_gradients};
     sharded.emplace(groups, group, sharding);
   }
   optim::CosineSchedule schedule = o.schedule;

@@ -9,7 +9,7 @@
 
 #include "examples/common/command_line.h"
 #include "examples/common/ranks.h"
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 
 namespace {
 
@@ -183,7 +183,7 @@ void complete(Options& o, const CommandLine& line) {
             "expected --checkpoint FOLDER with it");
   }
   require(o.gpus == 0 || o.device != "cpu", "gpus", "expected another --device than cpu");
-  const int ranks = mica::dist::world().size();
+  const int ranks = mica::distributed::world().size();
   require(o.batch % ranks == 0, "batch", fmt::format("expected a multiple of the {} ranks, got {}", ranks, o.batch));
   require(!o.train.step.parallel.check_gradients || o.dtype != "float16", "check-gradients",
           "expected another --dtype than float16, whose loss scale infinities adapt");

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/optim/adamw.h>
 #include <mica/optim/schedule.h>
 #include <mica/train/trainer.h>

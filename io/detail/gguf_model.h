@@ -1,16 +1,13 @@
 #pragma once
 
-// Language models in GGUF files: conversion between llama.cpp's names of metadata and tensors and those of Hugging
-// Face.
+// Models in GGUF files: conversion between llama.cpp's names of metadata and tensors and those of Hugging Face.
 
 #include <filesystem>
-#include <optional>
 #include <string>
 
 #include <mica/core/dtype.h>
-#include <mica/io/gguf.h>
-#include <mica/io/pretrained_config.h>
-#include <mica/nn/state_dict.h>
+#include <mica/core/state_dict.h>
+#include <mica/io/families/table.h>
 
 namespace mica::io::detail {
 
@@ -26,19 +23,7 @@ struct GgufModel {
 /// Tensors that are stored as q8_0 or q4_0 get the dtype `dequantized`.
 GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, const std::string& what);
 
-struct GgufParameter {
-  std::string name;
-  Tensor tensor;
-};
-/// Converts the name and layout of a Hugging Face tensor to those of GGUF.
-GgufParameter gguf_parameter(const nn::LlamaConfig& config, const std::string& name, const Tensor& tensor);
-GgufParameter gguf_parameter(const nn::GPTConfig& config, const std::string& name, const Tensor& tensor);
-
-/// The configuration as llama.cpp's metadata, without the tokenizer. Throws if llama.cpp does not support such a model.
-GgufMetadata gguf_metadata(const nn::LlamaConfig& config);
-GgufMetadata gguf_metadata(const nn::GPTConfig& config);
-
-/// Llama 3's rotary scaling as a tensor of divisors; nullopt for other scalings.
-std::optional<GgufParameter> gguf_frequency_divisors(const nn::LlamaConfig& config);
+/// A model's tensors with Hugging Face's names as a GGUF file has them, and those that belong to the configuration.
+StateDict gguf_tensors(const PretrainedConfig& config, const std::string& architecture, const StateDict& tensors);
 
 }  // namespace mica::io::detail

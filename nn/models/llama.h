@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -46,13 +45,11 @@ class LlamaAttention : public Module {
  public:
   /// Without `rotates`, queries and keys are not rotated.
   explicit LlamaAttention(const LlamaConfig& config, bool rotates = true);
-  Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
-  /// For packed documents. positions (B, T): of each token in its document. mask: AttentionOptions::mask. Either may be
-  /// undefined.
-  Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const;
-  /// Attention of norm(x), without o_proj, for T new positions of each sequence: x (B · T, width) to (B · T, heads ·
-  /// head_width).
-  Tensor decode(const Tensor& x, const RMSNorm& norm, const CachedLayer& cached) const;
+  /// positions (B, T): of each token in its text; undefined: 0, 1, …, or those after the cache's. mask:
+  /// AttentionOptions::mask, not together with `cached`. With `cached`, the tokens follow those in the cache, and
+  /// attend to these as well.
+  Tensor operator()(const Tensor& x, const Tensor& positions = {}, const Tensor& mask = {},
+                    const CachedLayer& cached = {}) const;
 
   std::int64_t heads, key_heads, head_width;
   double dropout;
@@ -62,11 +59,9 @@ class LlamaAttention : public Module {
   bool rotates;
 
  private:
-  /// Splits x (B, T, count · head_width) into heads and rotates them: (B, count, T, head_width). At `positions` or, if
-  /// these are undefined, at the positions that follow those in the cache.
-  Tensor rotated(const Tensor& x, std::int64_t count, const RMSNorm& norm, const Tensor& positions,
-                 const CachedLayer& cached) const;
-  Tensor attend(const Tensor& x, const CachedLayer& cached, const Tensor& positions, const Tensor& mask) const;
+  /// Splits x (B, T, count · head_width) into heads: (B, T, count, head_width).
+  Tensor by_head(const Tensor& x, std::int64_t count) const;
+  Tensor rotated(const Tensor& x, const Tensor& positions, const CachedLayer& cached) const;
   bool qk_norm_;
 };
 
@@ -87,25 +82,13 @@ class LlamaBlock : public Module {
  public:
   /// See LlamaAttention.
   explicit LlamaBlock(const LlamaConfig& config, bool rotates = true);
-  Tensor operator()(const Tensor& x, const CachedLayer& cached = {}) const;
-  /// With packed documents: see LlamaAttention.
-  Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask) const;
-  /// Like operator(), for x (B · T, width), with the ops of ops/decode. T is 1 or the length of a
-  /// prompt.
-  Tensor decode(const Tensor& x, const CachedLayer& cached) const;
-  bool can_decode() const;
-  bool is_quantized() const;
-  /// The block's weights and options for mica::decoder_step(), without the cache.
-  DecoderLayer decoder_layer() const;
+  Tensor operator()(const Tensor& x, const Tensor& positions = {}, const Tensor& mask = {},
+                    const CachedLayer& cached = {}) const;
 
   RMSNorm input_layernorm;
   LlamaAttention self_attn;
   RMSNorm post_attention_layernorm;
   LlamaMlp mlp;
-
- private:
-  std::array<const Linear*, 7> linear_layers() const;
-  Tensor after_attention(const Tensor& x, const Tensor& attended) const;
 };
 
 /// The model without its head: tokens (B, T) to features (B, T, width).
@@ -114,13 +97,6 @@ class LlamaModel : public Module {
   explicit LlamaModel(const LlamaConfig& config);
   /// Throws if both a cache and packed documents are given.
   Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr, const PackedDocuments& packed = {}) const;
-  /// The same before the last norm.
-  Tensor stream(const Tensor& tokens, KeyValueCache* cache = nullptr, const PackedDocuments& packed = {}) const;
-  /// Whether LlamaBlock::decode() can compute a step of one position with this cache.
-  bool can_decode(const KeyValueCache& cache) const;
-  /// Whether to compute `count` new positions with LlamaBlock::decode(), which depends on the GPU's
-  /// kernels.
-  bool decodes(const KeyValueCache& cache, std::int64_t count) const;
 
   Embedding embed_tokens;
   ModuleList<LlamaBlock> layers;
@@ -141,8 +117,10 @@ class Llama : public Module {
  public:
   explicit Llama(const LlamaConfig& config);  ///< throws unless the sizes fit together
 
-  /// Tokens (B, T), int64 or int32, to logits (B, T, vocab).
-  Tensor operator()(const Tensor& tokens) const;
+  /// Tokens (B, T), int64 or int32, to logits (B, T, vocab). With a cache, the tokens follow those in it and are
+  /// appended to it. With dynamic and longrope scaling, keys in the cache keep the frequencies of the longest text's
+  /// length at the time they were computed, as in transformers: see RotaryEmbedding.
+  Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
   /// The mean cross entropy of predicting `targets` (B, T), the next tokens, as labels of mica::cross_entropy.
   /// If a gradient is needed, forward overwrites the logits with their gradient (in_place), except in float16, where it
   /// would underflow. Backward then runs only once, and there is no second derivative: for these, call
@@ -152,29 +130,14 @@ class Llama : public Module {
   /// longest document determines dynamic and longrope scaling (RotaryEmbedding).
   Tensor loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed = {}) const;
   /// The logits for the token after the last one only: (B, vocab).
-  Tensor next_token_logits(const Tensor& tokens) const;
+  Tensor next_token_logits(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
 
   /// An empty cache for `batch` sequences, of the embedding's dtype and device. `window`: see KeyValueCache::Config.
   KeyValueCache new_cache(std::int64_t batch = 1, std::int64_t window = 0) const;
-  /// Logits of tokens (B, T) that follow those in the cache; they are appended to it. With dynamic and longrope
-  /// scaling, keys in the cache keep the frequencies of the longest text's length at the time they were computed, as in
-  /// transformers: see RotaryEmbedding.
-  Tensor operator()(const Tensor& tokens, KeyValueCache& cache) const;
-  Tensor next_token_logits(const Tensor& tokens, KeyValueCache& cache) const;
-  /// Greedy decoding in one kernel (mica::decoder_step()): appends `token`, one int64 on the model's device, to a cache
-  /// of one sequence, and replaces it by the most likely next token, or by -1 if a logit is NaN or +inf or all
-  /// are -inf. Returns false, having done nothing, if there is no such kernel. A token outside the vocabulary is
-  /// not an Error, but gives -1. `on_host`: see DecoderStep::tokens_on_host, with the cache's length before the
-  /// call.
-  bool replace_by_next_token(const Tensor& token, KeyValueCache& cache, std::int64_t* on_host = nullptr) const;
 
   LlamaConfig config;
   LlamaModel model;
   Linear lm_head;
-
- private:
-  Tensor decode_in_one_kernel(const Tensor& tokens, KeyValueCache& cache, const Tensor& next_token = {},
-                              std::int64_t* on_host = nullptr) const;
 };
 
 }  // namespace mica::nn

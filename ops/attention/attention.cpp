@@ -27,6 +27,7 @@ const char* name_of(AttentionBackend backend) {
 
 void check_options(const char* name, const Tensor& q, const Tensor& k, const AttentionOptions& options) {
   check(options.dropout >= 0 && options.dropout < 1, "{}: expected dropout in [0, 1), got {}", name, options.dropout);
+  check(options.cap >= 0 && std::isfinite(options.cap), "{}: expected a finite cap >= 0, got {}", name, options.cap);
   const std::int64_t queries = q.size(-2), keys = k.size(-2);
   check(options.causal_offset >= -queries && options.causal_offset <= std::max(keys, queries),
         "{}: expected causal_offset in [{}, {}] for {} queries and {} keys, got {}", name, -queries,
@@ -74,6 +75,7 @@ void check_operands(const char* name, const Tensor& q, const Tensor& k, const Te
 detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) {
   const double width = static_cast<double>(std::max<std::int64_t>(q.size(-1), 1));
   return {.scale = options.scale.value_or(1 / std::sqrt(width)),
+          .cap = options.cap,
           .causal = options.causal,
           .causal_offset = options.causal ? options.causal_offset : 0,
           .dropout = options.dropout > 0
@@ -98,6 +100,7 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
       .masked = options.mask.defined(),
       .mask_gradient = options.mask.defined() && autograd::grad_enabled() && options.mask.requires_grad(),
       .drops = options.dropout > 0,
+      .capped = options.cap > 0,
       .empty = q.numel() == 0 || k.numel() == 0 || v.numel() == 0};
   for (const AttentionBackend backend : plan_attention(problem)) {
     if (options.backend != AttentionBackend::automatic && options.backend != backend) {

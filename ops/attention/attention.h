@@ -23,6 +23,8 @@ struct AttentionOptions {
   /// key, as needed if S − T keys come from a cache. In [−T, max(S, T)].
   std::int64_t causal_offset = 0;
   std::optional<double> scale{};  ///< multiplies the scores; 1/√D unless given
+  /// Bounds the scaled scores s, before the mask: cap · tanh(s / cap), as in Gemma 2. 0: no cap. Composed only.
+  double cap = 0;
   /// The probability that a weight is dropped, in [0, 1). It is rounded to a multiple of 1/256, of at least one unless
   /// it is 0. Leave it at 0 outside of training. Which weights are dropped depends on the random key and on their
   /// positions, not on the backend or the device.

@@ -5,6 +5,7 @@
 #include <mica/ops/attention/detail/attention_kernels.h>
 #include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/reduce.h>
@@ -128,8 +129,8 @@ Tensor dropped(const Tensor& weights, const AttentionRule& rule) {
   return rule.dropout.drops() ? autograd::apply(DropWeights{rule.dropout}, weights) : weights;
 }
 
-// Returns the scores after the mask, and the scale that is still to be applied. With a mask, the scale is applied
-// before, since a mask of -inf must not be multiplied by a scale that is negative or 0.
+// Returns the masked scores, and the scale that remains to be applied: 1 with a mask, since a mask of -inf must not be
+// multiplied by a scale that is negative or 0.
 std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, double scale) {
   if (!mask.defined()) {
     return {scores, scale};
@@ -147,8 +148,9 @@ Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const DType dtype = compute_dtype(q.dtype());
   const Groups groups(q, k);
   const Tensor queries = groups.by_key_head(q.to(dtype));
-  const auto [scores, scale] =
-      masked(groups.by_query_head(matmul(queries, transposed(k.to(dtype)))), mask, rule.scale);  // (…, H, T, S)
+  const Tensor products = groups.by_query_head(matmul(queries, transposed(k.to(dtype))));  // (…, H, T, S)
+  const auto [scores, scale] = rule.cap > 0 ? masked(tanh(products * (rule.scale / rule.cap)), mask, rule.cap)
+                                            : masked(products, mask, rule.scale);
   const Tensor weights =
       dropped(autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores), rule);
   return groups.by_query_head(matmul(groups.by_key_head(weights), v.to(dtype))).to(q.dtype());

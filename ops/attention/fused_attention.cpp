@@ -44,8 +44,7 @@ struct CudnnKernels {
   }
 };
 
-// Calls f with the kernels of `backend`. Returns false if the device or the build has none. This is the only function
-// that depends on whether cuDNN was found.
+// Calls f with the kernels of `backend`; returns false if the device or the build has none.
 template <class F>
 bool with_kernels(AttentionBackend backend, Device device, F&& f) {
   bool found = false;

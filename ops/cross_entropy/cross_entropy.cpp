@@ -1,6 +1,6 @@
 #include <mica/autograd/autocast.h>
+#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/function.h>
-#include <mica/autograd/inplace.h>
 #include <mica/core/creation.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_steps.h>
@@ -71,8 +71,8 @@ Tensor row_scale(const Tensor& dloss, const Tensor& denominator, DType dtype, co
   return denominator.defined() ? scale / reshape(denominator, {}) : scale;
 }
 
-// Computes dlogits by the fused kernel. logsumexp, mass and denominator are functions of the other inputs, so they are
-// not inputs of the op. README.md derives its backward.
+// Computes dlogits by the fused kernel. logsumexp, mass and denominator are functions of the inputs, not inputs.
+// README.md derives the backward.
 struct CrossEntropyGradient {
   static constexpr bool composed = true;
   CrossEntropyOptions options;
@@ -184,7 +184,7 @@ struct CrossEntropy {
   }
 };
 
-// What an error of in_place ends with, also for callers that have not chosen it themselves.
+// How errors of in_place end, for callers that have not chosen it themselves.
 constexpr const char* kTurnOff =
     "turn it off, or instead of a model's loss() call cross_entropy(model(tokens), targets)";
 
@@ -267,8 +267,8 @@ Tensor cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const
 }  // namespace
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
-  // 16-bit logits need no conversion, since their loss is computed in float32 anyway. But probabilities must have the
-  // logits' dtype.
+  // 16-bit logits need no conversion, since their loss is computed in float32 anyway, but probabilities must have their
+  // dtype.
   if (is_floating(targets.dtype()) && (autograd::autocast_widens(logits) || autograd::autocast_widens(targets))) {
     return cross_entropy(autograd::widened(logits), autograd::widened(targets), options);
   }

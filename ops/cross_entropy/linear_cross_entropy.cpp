@@ -131,8 +131,8 @@ struct LinearCrossEntropy {
     const Chunks chunks = chunks_of(x, weight, targets, class_weight);
     const Tensor denominator = detail::mean_denominator(options, chunks.targets, class_weight, x.dtype());
     Chunks::Gradients known;
-    // In float16, gradients of a mean could underflow, since they are stored before backward multiplies them by a loss
-    // scale. So the gradients of the sum are stored, and backward also divides by the denominator.
+    // In float16, gradients of a mean could underflow before backward multiplies them by a loss scale. So the gradients
+    // of the sum are stored, and backward divides by the denominator.
     const bool divide_later = x.dtype() == float16;
     if (options.reduction == Reduction::none || !ctx.needs_any_grad()) {
       known.losses = chunks.losses();

@@ -244,11 +244,11 @@ struct FusedGradient {
         const Tensor log_a = log(where(logical_and(eq(base, 0), ge(b, 0)), 1, base));
         return detail::unbroadcast(autograd::apply(FusedGradient{by, number}, t * log_a, a, b), of.shape());
       }
-      // The remaining derivatives: b aᵇ⁻¹ by a, b aᵇ⁻¹ by b, and aᵇ ln a by a, which equals the second. The first is b
-      // times the derivative of aᵇ⁻¹ by a, the others are b times its derivative by b, plus aᵇ⁻¹.
+      // The derivative of b aᵇ⁻¹ by a is b times that of aᵇ⁻¹. Its derivative by b, which is also that of aᵇ ln a by a,
+      // is b times that of aᵇ⁻¹, plus aᵇ⁻¹.
       const kernels::Argument other = by_a && by == kernels::Argument::a ? by : kernels::Argument::b;
-      // Both are tensors here: a numeric base was handled above, and a numeric exponent is a function of one argument.
-      // Where b is 0, aᵇ is constant, and any other exponent gives b · … = 0, while 0 · a⁻² would be NaN for a = 0.
+      // Both are tensors here. Where b is 0, aᵇ is constant, and the exponent is replaced, since 0 · a⁻² is NaN for a =
+      // 0.
       const Tensor lower = other == kernels::Argument::a ? where(eq(b, 0), 1, b - 1) : b - 1;
       Tensor result = autograd::apply(FusedGradient{other, number}, t * b, a, lower);
       if (other == kernels::Argument::b) {

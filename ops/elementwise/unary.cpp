@@ -15,9 +15,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// times_curvature(f, t, v) is t · d(f.derivative(v))/dv, for second derivatives, by recorded ops.
-// Where a factor grows as the other vanishes, x is limited to where their product is not negligible, so that it is
-// never 0 · ∞, in float16 neither.
+// times_curvature(f, t, v) is t · d(f.derivative(v))/dv, for second derivatives, by recorded ops. Where one factor
+// grows as the other vanishes, x is clamped to where their product is not negligible, so that it is never 0 · ∞.
 
 Tensor times_curvature(functions::Exp, const Tensor& t, const Tensor&) { return t; }
 Tensor times_curvature(functions::Log, const Tensor& t, const Tensor& x) { return neg(t / x / x); }

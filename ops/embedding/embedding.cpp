@@ -1,4 +1,4 @@
-#include <mica/autograd/accumulate.h>
+#include <mica/autograd/detail/accumulate.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/ops/embedding/detail/embedding_gradient.h>

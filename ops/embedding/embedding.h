@@ -14,8 +14,7 @@ namespace mica {
 /// device, its row of y is NaN instead and contributes nothing to the gradient.
 ///
 /// The gradient of a row of weight is the sum over the positions that use it, rounded once, in an order that depends
-/// on the indices alone. Throws Error before anything is computed if a shape, dtype or device does
-/// not match.
+/// on the indices alone. Throws Error before anything is computed if a shape, dtype or device does not match.
 Tensor embedding(const Tensor& weight, const Tensor& indices);
 
 }  // namespace mica

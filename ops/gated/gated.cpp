@@ -56,8 +56,8 @@ struct GatedGradient {
     return gradients;
   }
 
-  // `came` are the gradients of dgate and dup, undefined if there are none. README.md has the derivation.
-  Tensors backward(autograd::Context& ctx, const Tensors& came) const {
+  // `incoming` are the gradients of dgate and dup, undefined if there are none. README.md has the derivation.
+  Tensors backward(autograd::Context& ctx, const Tensors& incoming) const {
     const Tensors all = ctx.saved_all();
     const bool joined = all.size() == 2;
     const DType sums = accumulate_dtype(all[0].dtype());  // so that only the last step rounds to 16 bits
@@ -67,7 +67,7 @@ struct GatedGradient {
     };
     const Tensor dy = exact(all[0]);
     const auto [gate, up] = both({all.begin() + 1, all.end()});
-    const auto [a, b] = both(came);
+    const auto [a, b] = both(incoming);
     const auto sum = [](const Tensor& s, const Tensor& t) { return !s.defined() ? t : !t.defined() ? s : s + t; };
     const auto times_slope = [&, &gate = gate](const Tensor& t) {
       return t.defined() ? detail::unary_gradient(F{}, t, gate) : t;

@@ -13,8 +13,8 @@ namespace mica {
 
 namespace {
 
-// Every op here reduces to two steps, TakeRows and AddRows. They view a row-major tensor as a table with rows of
-// `width` adjacent elements, and copy rows out of it or add rows to it.
+// Every op here consists of TakeRows and AddRows, which view a row-major tensor as a table with rows of `width`
+// adjacent elements, and copy rows out of it or add rows to it.
 
 Tensor as_rows(const Tensor& x, std::int64_t width) {
   const std::int64_t rows = width == 0 ? 0 : x.numel() / width;
@@ -106,8 +106,7 @@ std::int64_t product(const Shape& shape, int begin, int end) {
   return result;
 }
 
-// For an index with an entry for each element: the position in the flattened tensor of shape `shape` that each entry
-// refers to.
+// The positions in the flattened tensor of shape `shape` to which the entries of an index refer, one per element.
 Tensor rows_of_elements(const char* op, const Shape& shape, int axis, const Tensor& index) {
   const Tensor rows = empty({index.numel()}, int64, index.device());
   const kernels::IndexRows args{.index = index,

@@ -10,8 +10,8 @@ namespace mica {
 //
 // All ops are differentiable any number of times in x and src, and throw Error if a shape, dtype or device does not
 // match. Those that read take any dtype. Those that add take floats, int64 and int32 (which wrap around), and on CUDA
-// fewer than 2³¹ elements; they add elements with equal indices in order of position, in
-// float64 or, on CUDA, in float32 for groups of up to 16, and round the sum once.
+// fewer than 2³¹ elements; they add elements with equal indices in order of position, in float64 or, on CUDA, in
+// float32 for groups of up to 16, and round the sum once.
 //
 // The formulas below are for three axes and axis = 1.
 

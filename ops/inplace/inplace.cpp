@@ -1,3 +1,4 @@
+#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>

@@ -55,9 +55,8 @@ struct Matmul {
   }
 };
 
-// linear() returns the first output, y. If backward needs the sums z = x · weightᵀ + bias, they are a second output,
-// which is not returned to the caller. As an output of the node, z has a history, so that second derivatives can flow
-// through it.
+// linear() returns the first output, y. If backward needs the sums z = x · weightᵀ + bias, they are a second output, so
+// that they have a history, through which second derivatives can flow.
 struct Linear {
   static constexpr bool composed = true;
   Activation activation;

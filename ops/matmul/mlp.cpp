@@ -18,10 +18,9 @@ using detail::product_as_gradient;
 using detail::row_count;
 using detail::rows_of;
 
-// With z = x · weight1ᵀ + bias1 and h = f(z), the outputs are y and, if backward needs them, h and z. Only y is
-// returned to the caller; the others are outputs so that second derivatives can flow through them. If the kernel can
-// compute f′(z), and everything that z depends on is saved anyway, f′(z) is saved instead of z, and second derivatives
-// compute z again.
+// With z = x · weight1ᵀ + bias1 and h = f(z), the outputs are y and, if backward needs them, h and z, so that second
+// derivatives can flow through them. If the kernel can compute f′(z), and all that z depends on is saved anyway, f′(z)
+// is saved instead of z.
 struct Mlp {
   static constexpr bool composed = true;
   Activation activation;

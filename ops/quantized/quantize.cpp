@@ -103,7 +103,7 @@ Grid grid_of(double least, double greatest, const QuantizeOptions& options) {
 
 // The weights of a group in up to kStrip columns.
 template <class W>
-struct Piece {
+struct GroupStrip {
   const W* weights;
   std::int64_t leading;  // elements from one row to the next
   std::int64_t rows;
@@ -159,13 +159,13 @@ void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridO
       const std::int64_t group = begin / strips;
       const std::int64_t column = begin % strips * kStrip;
       const std::int64_t row = group * size;
-      const Piece<W> piece{.weights = weight.data<W>() + row * n + column,
-                           .leading = n,
-                           .rows = std::min(size, q.rows - row),
-                           .columns = std::min(kStrip, n - column),
-                           .words = q.packed.data<std::int32_t>() + row / per_word * n + column};
-      bool good = piece.range(least.data(), greatest.data());
-      for (std::int64_t c = 0; good && c < piece.columns; ++c) {
+      const GroupStrip<W> strip{.weights = weight.data<W>() + row * n + column,
+                                .leading = n,
+                                .rows = std::min(size, q.rows - row),
+                                .columns = std::min(kStrip, n - column),
+                                .words = q.packed.data<std::int32_t>() + row / per_word * n + column};
+      bool good = strip.range(least.data(), greatest.data());
+      for (std::int64_t c = 0; good && c < strip.columns; ++c) {
         grids[c] = grid_of(least[c], greatest[c], options);
         good = std::isfinite(grids[c].scale) && std::isfinite(grids[c].offset);
         scales[group * n + column + c] = static_cast<float>(grids[c].scale);
@@ -174,7 +174,7 @@ void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridO
         }
       }
       if (good) {
-        piece.write(grids.data(), options.bits);
+        strip.write(grids.data(), options.bits);
       } else {
         finite = false;
       }

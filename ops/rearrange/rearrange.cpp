@@ -1,7 +1,7 @@
 #include <array>
 
 #include <mica/core/creation.h>
-#include <mica/core/number.h>
+#include <mica/core/detail/number.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/index/index.h>

@@ -1,9 +1,9 @@
-// Implements core/finite.h.
+// Implements core/detail/finite.h.
 
 #include <cmath>
 
 #include <mica/autograd/grad_mode.h>
-#include <mica/core/finite.h>
+#include <mica/core/detail/finite.h>
 #include <mica/ops/reduce/reduce.h>
 
 namespace mica {

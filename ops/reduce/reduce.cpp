@@ -13,6 +13,7 @@
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/join/join.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
+#include <mica/ops/reduce/detail/shapes.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -20,41 +21,13 @@ namespace mica {
 
 namespace {
 
-/// The shape of a reduction's result with all reduced axes kept at length 1, and the shape that the caller gets.
-struct Shapes {
-  Shape kept;
-  Shape result;
-  std::int64_t count = 1;  // elements per result
-};
-
-Shapes reduced_shapes(const Tensor& x, const Dims& axes, bool keepdim, const char* op) {
-  std::array<bool, kMaxRank> reduced{};
-  for (const std::int64_t axis : axes) {
-    const int i = normalize_axis(axis, x.dim(), op);
-    check(!reduced[i], "{}: expected each axis once, got {}", op, axes);
-    reduced[i] = true;
-  }
-  Shapes shapes{.kept = x.shape(), .result = {}};
-  for (int i = 0; i < x.dim(); ++i) {
-    const std::int64_t size = x.shape()[i];
-    if (reduced[i] || axes.empty()) {
-      shapes.kept[i] = 1;
-      shapes.count *= size;
-    }
-    if (keepdim || !(reduced[i] || axes.empty())) {
-      shapes.result.push_back(shapes.kept[i]);
-    }
-  }
-  return shapes;
-}
+using reduction::reduced_shapes;
+using reduction::Shapes;
+using reduction::sum_over;
+using reduction::viewed_as;
 
 void check_floating(const Tensor& x, const char* op) {
   check(is_floating(x.dtype()), "{}: expected a floating dtype, got {}", op, x.dtype());
-}
-
-/// A contiguous tensor viewed in another shape with the same number of elements; no history.
-Tensor viewed_as(const Tensor& x, const Shape& shape) {
-  return as_strided(x, shape, contiguous_strides(shape), x.handle()->offset);
 }
 
 Tensor kept_of(const Tensor& dy, const Shapes& shapes) { return viewed_as(contiguous_data(dy), shapes.kept); }
@@ -63,42 +36,6 @@ Tensor kept_of(const Tensor& dy, const Shapes& shapes) { return viewed_as(contig
 Tensor statistic_of(const Tensor& x, const Shapes& shapes) {
   return empty(shapes.kept, accumulate_dtype(x.dtype()), x.device());
 }
-
-/// Σ x / divisor
-Tensor scaled_sum(const Tensor& x, const Shapes& shapes, double divisor) {
-  const Tensor y = empty(shapes.result, is_floating(x.dtype()) ? x.dtype() : int64, x.device());
-  const Tensor kept = viewed_as(y, shapes.kept);
-  const kernels::Sum args{.x = x, .divisor = divisor, .y = kept};
-  on_device(x.device(), [&](auto device) { kernels::sum(device, args); });
-  return y;
-}
-
-struct Sum {
-  static constexpr bool composed = true;
-  Shape in;
-  Shapes shapes;
-
-  Tensor forward(autograd::Context&, const Tensor& x) const { return scaled_sum(x, shapes, 1); }
-  Tensor backward(autograd::Context&, const Tensor& dy) const { return expand(reshape(dy, shapes.kept), in); }
-};
-
-struct Mean {
-  static constexpr bool composed = true;
-  Shape in;
-  Shapes shapes;
-
-  Tensor forward(autograd::Context&, const Tensor& x) const {
-    return scaled_sum(x, shapes, static_cast<double>(shapes.count));
-  }
-  Tensor backward(autograd::Context&, const Tensor& dy) const {
-    // A mean over no axes, with the same divisor, computes dy / count.
-    const Shapes same{.kept = dy.shape(), .result = dy.shape(), .count = shapes.count};
-    return expand(reshape(autograd::apply(Mean{dy.shape(), same}, dy), shapes.kept), in);
-  }
-};
-
-// Recorded Σ over the reduced axes, from x's shape to the result's.
-Tensor reduce_like(const Tensor& x, const Shapes& shapes) { return autograd::apply(Sum{x.shape(), shapes}, x); }
 
 // The gradient at dy = 1. Since gradients are linear in dy, the derivative with respect to dy is this times ddx,
 // summed.
@@ -126,11 +63,11 @@ struct VarGradient {
     const auto [dy, x, first, offset] = ctx.saved<4>();
     Tensors gradients(4);
     if (ctx.needs_grad(0)) {
-      gradients[0] = reduce_like(ddx * slope(*this, ddx, x, first, offset), shapes);
+      gradients[0] = sum_over(ddx * slope(*this, ddx, x, first, offset), shapes);
     }
     if (ctx.needs_grad(1)) {
       const Shapes kept{.kept = shapes.kept, .result = shapes.kept, .count = shapes.count};
-      const Tensor centered = ddx - autograd::apply(Mean{x.shape(), kept}, ddx);
+      const Tensor centered = ddx - reduction::mean_over(ddx, kept);
       gradients[1] = centered * reshape(dy, shapes.kept) * (2 / divisor);
     }
     return gradients;
@@ -178,7 +115,7 @@ struct LogSumExpGradient {
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
     const auto [dy, x, y] = ctx.saved<3>();
     const Tensor t = ddx * slope(*this, ddx, x, y);
-    const Tensor sums = reduce_like(t, shapes);
+    const Tensor sums = sum_over(t, shapes);
     return {ctx.needs_grad(0) ? sums : Tensor{}, ctx.needs_grad(1) ? t * reshape(dy, shapes.kept) : Tensor{},
             ctx.needs_grad(2) ? neg(sums * dy) : Tensor{}};
   }
@@ -220,7 +157,7 @@ struct ExtremeGradient {
   }
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
     const auto [x, y] = ctx.saved<2>();
-    return {ctx.needs_grad(0) ? reduce_like(ddx * slope(*this, ddx, x, y), shapes) : Tensor{},
+    return {ctx.needs_grad(0) ? sum_over(ddx * slope(*this, ddx, x, y), shapes) : Tensor{},
             ctx.needs_grad(1) ? zeros_like(x) : Tensor{}, ctx.needs_grad(2) ? zeros_like(y) : Tensor{}};
   }
 };
@@ -246,7 +183,7 @@ struct Extreme {
 };
 
 /// dy at the positions `where` along an axis, 0 elsewhere.
-struct PlaceAlongAxis {
+struct ScatterAlongAxis {
   static constexpr bool composed = true;
   Shape in;
   Shapes shapes;
@@ -259,13 +196,13 @@ struct PlaceAlongAxis {
     const Tensor positions = viewed_as(arange(0, static_cast<double>(in[axis]), 1, int64, dy.device()), line);
     const Tensor indices = kept_of(where, shapes);
     const Tensor dkept = kept_of(dy, shapes);
-    const kernels::PlaceAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
-    on_device(dy.device(), [&](auto device) { kernels::place_along_axis(device, args); });
+    const kernels::ScatterAlongAxis args{.positions = positions, .indices = indices, .dy = dkept, .dx = dx};
+    on_device(dy.device(), [&](auto device) { kernels::scatter_along_axis(device, args); });
     ctx.save_for_backward(where);
     return dx;
   }
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
-    return {reduce_like(ddx * slope(*this, ddx, ctx.saved<1>()[0]), shapes), Tensor{}};
+    return {sum_over(ddx * slope(*this, ddx, ctx.saved<1>()[0]), shapes), Tensor{}};
   }
 };
 
@@ -288,7 +225,7 @@ struct ExtremeAlongAxis {
     return {y, where};
   }
   Tensor backward(autograd::Context& ctx, const Tensor& dy, const Tensor&) const {
-    return autograd::apply(PlaceAlongAxis{in, shapes, axis}, dy, ctx.saved<1>()[0]);
+    return autograd::apply(ScatterAlongAxis{in, shapes, axis}, dy, ctx.saved<1>()[0]);
   }
 };
 
@@ -309,15 +246,6 @@ MaxResult extreme_along(const Tensor& x, std::int64_t axis, bool keepdim, bool l
 }
 
 }  // namespace
-
-Tensor sum(const Tensor& x, const Dims& axes, bool keepdim) {
-  return autograd::apply(Sum{x.shape(), reduced_shapes(x, axes, keepdim, "sum")}, x);
-}
-
-Tensor mean(const Tensor& x, const Dims& axes, bool keepdim) {
-  check_floating(x, "mean");
-  return autograd::apply(Mean{x.shape(), reduced_shapes(x, axes, keepdim, "mean")}, x);
-}
 
 Tensor var(const Tensor& x, const Dims& axes, double correction, bool keepdim) {
   check_floating(x, "var");
@@ -432,21 +360,6 @@ Tensor prod(const Tensor& x, const Dims& axes, bool keepdim) {
     n = n - half;
   }
   return reshape(product, shapes.result).to(is_floating(x.dtype()) ? x.dtype() : int64);
-}
-
-Tensor sum_to(const Tensor& x, const Shape& shape) {
-  if (x.shape() == shape) {
-    return x;
-  }
-  const int added = x.dim() - shape.size();
-  check(added >= 0, "sum_to: expected a shape that broadcasts to {}, got {}", x.shape(), shape);
-  Shapes shapes{.kept = Shape::filled(added, 1), .result = shape};
-  for (int i = 0; i < shape.size(); ++i) {
-    check(shape[i] == 1 || shape[i] == x.shape()[added + i], "sum_to: expected a shape that broadcasts to {}, got {}",
-          x.shape(), shape);
-    shapes.kept.push_back(shape[i]);
-  }
-  return autograd::apply(Sum{x.shape(), shapes}, x);
 }
 
 }  // namespace mica

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mica/core/tensor.h>
+#include <mica/ops/reduce/sum.h>
 
 namespace mica {
 
@@ -9,17 +10,10 @@ namespace mica {
 // result depend only on the elements it is computed from, not on the number of threads or the size of the grid. All are
 // differentiable, except for indices.
 
-/// Σ x over the axes; an empty sum is 0. Sums of integers and booleans are int64 and wrap around; 16-bit floats are
-/// summed in float32.
-Tensor sum(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
-
 /// The product of x over the axes; an empty product is 1. Products of integers and booleans are int64 and wrap around;
 /// those of 16-bit floats are computed in float32. Elements are multiplied in pairs, the results again in pairs, and so
 /// on: log₂ n calls of mul(). That makes gradients of any order right, also where elements are 0.
 Tensor prod(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
-
-/// Σ x / n over the axes, for floating x; an empty mean is NaN.
-Tensor mean(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 
 /// The variance Σ (x − mean(x))² / max(n − correction, 0) over the axes, for floating x, in two passes. With correction
 /// 1 it is the unbiased estimate (Bessel's correction), which is NaN for a single element.
@@ -62,10 +56,5 @@ Tensor argmax(const Tensor& x);
 Tensor argmin(const Tensor& x);
 Tensor argmax(const Tensor& x, std::int64_t axis, bool keepdim = false);
 Tensor argmin(const Tensor& x, std::int64_t axis, bool keepdim = false);
-
-/// Sums x over the axes along which a tensor of shape `shape` would be broadcast to x.shape(). The result has that
-/// shape; this is the backward of broadcasting. Returns x itself if the shapes are equal. Throws unless `shape`
-/// broadcasts to x.shape().
-Tensor sum_to(const Tensor& x, const Shape& shape);
 
 }  // namespace mica

@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <optional>
 
+#include <mica/autograd/detail/inplace.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/reduce/sum.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -106,7 +107,7 @@ struct Permute {
 };
 
 // Writes x into a part of a tensor of zeros: the gradient of slice and select. Differentiable.
-struct SlicePlace {
+struct SliceGradient {
   static constexpr bool composed = true;
   Shape shape;
   int axis;
@@ -131,16 +132,16 @@ struct Slice {
     }
     return as_strided(x, shape, strides, offset_of(x) + (count > 0 ? start * x.strides()[axis] : 0));
   }
-  Tensor backward(Context&, const Tensor& dy) const { return apply(SlicePlace{from, axis, start, count, step}, dy); }
+  Tensor backward(Context&, const Tensor& dy) const { return apply(SliceGradient{from, axis, start, count, step}, dy); }
 };
 
-Tensor SlicePlace::forward(Context& ctx, const Tensor& part) const {
+Tensor SliceGradient::forward(Context& ctx, const Tensor& part) const {
   const Tensor whole = zeros(shape, part.dtype(), part.device());
   copy_into(Slice{axis, start, count, step, shape}.forward(ctx, whole), part);
   return whole;
 }
 
-Tensor SlicePlace::backward(Context&, const Tensor& dy) const {
+Tensor SliceGradient::backward(Context&, const Tensor& dy) const {
   return apply(Slice{axis, start, count, step, shape}, dy);
 }
 
@@ -284,16 +285,16 @@ Tensor unsqueeze(const Tensor& x, std::int64_t axis) {
 
 Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis) {
   const int at = normalize_axis(axis, x.dim(), "split");
-  check(size >= 1, "split: expected pieces of at least 1, got {}", size);
-  Tensors pieces;
+  check(size >= 1, "split: expected parts of at least 1, got {}", size);
+  Tensors parts;
   const std::int64_t length = x.shape()[at];
   std::int64_t start = 0;
   do {
     const std::int64_t end = start + std::min(size, length - start);
-    pieces.push_back(slice(x, at, start, end));
+    parts.push_back(slice(x, at, start, end));
     start = end;
   } while (start < length);
-  return pieces;
+  return parts;
 }
 
 Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis) {
@@ -305,13 +306,13 @@ Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int6
     end += size;
   }
   check(end == x.shape()[at], "split: expected sizes that add up to {}, got {}", x.shape()[at], end);
-  Tensors pieces;
+  Tensors parts;
   std::int64_t start = 0;
   for (const std::int64_t size : sizes) {
-    pieces.push_back(slice(x, at, start, start + size));
+    parts.push_back(slice(x, at, start, start + size));
     start += size;
   }
-  return pieces;
+  return parts;
 }
 
 }  // namespace mica

@@ -48,9 +48,9 @@ Tensor squeeze(const Tensor& x);
 /// Inserts an axis of length 1 at position `axis` of the result.
 Tensor unsqueeze(const Tensor& x, std::int64_t axis);
 
-/// Splits an axis into pieces of length `size`; the last one may be shorter. Throws unless size ≥ 1.
+/// Splits an axis into parts of length `size`; the last one may be shorter. Throws unless size ≥ 1.
 Tensors split(const Tensor& x, std::int64_t size, std::int64_t axis = 0);
-/// Splits an axis into pieces of the given lengths, which must add up to its length.
+/// Splits an axis into parts of the given lengths, which must add up to its length.
 Tensors split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis = 0);
 
 }  // namespace mica

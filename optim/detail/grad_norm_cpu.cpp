@@ -2,7 +2,7 @@
 #include <vector>
 
 #include <mica/optim/detail/grad_norm_kernels.h>
-#include <mica/optim/detail/multi_tensor_cpu.h>
+#include <mica/optim/detail/optimizer_step_cpu.h>
 
 namespace mica::kernels {
 

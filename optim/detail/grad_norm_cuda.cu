@@ -9,7 +9,7 @@
 //                                                        make_rules_kernel
 
 #include <mica/optim/detail/grad_norm.cuh>
-#include <mica/optim/detail/multi_tensor.cuh>
+#include <mica/optim/detail/optimizer_step.cuh>
 
 namespace mica::kernels {
 

@@ -13,9 +13,6 @@ struct GradScalerUpdate {
   double growth_interval;
 };
 
-void grad_scaler_update(Cpu, const GradScalerUpdate& args);
-void grad_scaler_update(Cuda, const GradScalerUpdate& args);
-
 /// The update itself, for both devices. The scale remains a finite float32.
 MICA_HOST_DEVICE inline void update_grad_scale(double* state, double growth_factor, double backoff_factor,
                                                double growth_interval) {
@@ -34,5 +31,10 @@ MICA_HOST_DEVICE inline void update_grad_scale(double* state, double growth_fact
   }
   state[2] = 0;
 }
+
+inline void grad_scaler_update(Cpu, const GradScalerUpdate& args) {
+  update_grad_scale(args.state.data<double>(), args.growth_factor, args.backoff_factor, args.growth_interval);
+}
+void grad_scaler_update(Cuda, const GradScalerUpdate& args);
 
 }  // namespace mica::kernels

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include <mica/core/creation.h>
+#include <mica/core/detail/memory.h>
 #include <mica/core/dispatch.h>
-#include <mica/core/memory.h>
 #include <mica/optim/detail/multi_tensor.h>
 
 namespace mica::kernels {

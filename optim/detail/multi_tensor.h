@@ -19,7 +19,7 @@ struct MultiTensorEntry {
   std::int64_t numel = 0;
   std::int64_t first_chunk = 0;  // chunks of all entries before this one
   std::int64_t first_block = 0;  // blocks of the part's entries before this one
-  std::int32_t slot = 0;         // index of the parameter in the optimizer
+  std::int32_t parameter = 0;    // index of the parameter in the optimizer
   std::int32_t group = 0;
 };
 

@@ -28,7 +28,7 @@ struct GradNorm {
 /// One step for many parameters of one device.
 struct OptimizerStep {
   const MultiTensorList& list;
-  Tensor steps;    // (slots) int64: step count of each parameter; those in the list are incremented
+  Tensor steps;    // (parameters) int64: step count of each parameter; those in the list are incremented
   Tensor scalars;  // (groups, Rule::kScalars) float64: the groups' options, as Rule::at_step reads them
   GradNorm norm;   // finished first; the step obeys its control. Without tensors: factor 1, no skip
 };

@@ -5,10 +5,11 @@
 
 #include "tests/support.h"
 #include <mica/autograd/anomaly.h>
-#include <mica/autograd/call_site.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/call_site.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad.h>
-#include <mica/core/finite.h>
+#include <mica/core/detail/finite.h>
 #include <mica/nn/containers.h>
 #include <mica/nn/linear.h>
 #include <mica/ops/elementwise/binary.h>

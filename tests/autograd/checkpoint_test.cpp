@@ -5,10 +5,11 @@
 #include "tests/support.h"
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/checkpoint.h>
+#include <mica/autograd/detail/accumulate.h>
+#include <mica/autograd/detail/module_name.h>
 #include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/autograd/missing_gradients.h>
-#include <mica/autograd/module_name.h>
 #include <mica/autograd/node.h>
 #include <mica/core/rng.h>
 #include <mica/nn/transformer.h>

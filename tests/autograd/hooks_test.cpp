@@ -1,4 +1,5 @@
 #include "tests/support.h"
+#include <mica/autograd/detail/accumulate.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad.h>
 #include <mica/ops/elementwise/binary.h>

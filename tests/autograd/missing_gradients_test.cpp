@@ -1,5 +1,6 @@
 #include "tests/support.h"
 #include <mica/autograd/anomaly.h>
+#include <mica/autograd/detail/diagnostics.h>
 #include <mica/autograd/function.h>
 #include <mica/autograd/missing_gradients.h>
 #include <mica/nn/linear.h>

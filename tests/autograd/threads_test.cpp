@@ -5,7 +5,7 @@
 #include "tests/support.h"
 #include <mica/autograd/function.h>
 #include <mica/autograd/grad.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>

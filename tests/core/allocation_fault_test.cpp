@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support.h"
-#include <mica/core/allocation_fault.h>
+#include <mica/core/detail/allocation_fault.h>
 
 using namespace mica;
 using namespace mica::testing_support;

@@ -5,8 +5,8 @@
 #include <future>
 
 #include "tests/support.h"
-#include <mica/core/async_copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/async_copy.h>
 #include <mica/ops/elementwise/binary.h>
 
 using namespace mica;

@@ -7,7 +7,7 @@
 
 #include "tests/support.h"
 #include <mica/core/copy.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/core/memory_stats.h>
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>

@@ -2,7 +2,7 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/host_reader.h>
+#include <mica/core/detail/host_reader.h>
 
 using namespace mica;
 using namespace mica::testing_support;

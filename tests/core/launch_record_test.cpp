@@ -6,7 +6,7 @@
 
 #include "tests/support.h"
 #include <mica/core/copy.h>
-#include <mica/core/cuda/launch_record.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/ops/matmul/matmul.h>
 
 using namespace mica;

@@ -6,7 +6,7 @@
 
 #include "tests/support.h"
 #include <mica/core/copy.h>
-#include <mica/core/memory.h>
+#include <mica/core/detail/memory.h>
 
 using namespace mica;
 using namespace mica::testing_support;

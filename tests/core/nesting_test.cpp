@@ -8,13 +8,13 @@
 #include <mica/autograd/anomaly.h>
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/grad_mode.h>
-#include <mica/autograd/profiler.h>
-#include <mica/core/cuda/launch_record.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/nn/dropout.h>
 #include <mica/nn/evaluation.h>
 #include <mica/nn/init.h>
+#include <mica/profiler/profiler.h>
 
 using namespace mica;
 

@@ -1,6 +1,6 @@
 #include <tests/support.h>
 
-#include <mica/core/overlap.h>
+#include <mica/core/detail/overlap.h>
 
 using namespace mica;
 using namespace mica::testing_support;

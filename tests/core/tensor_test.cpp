@@ -5,7 +5,7 @@
 #include "tests/support.h"
 #include <mica/autograd/hooks.h>
 #include <mica/core/copy.h>
-#include <mica/core/device_info.h>
+#include <mica/core/device.h>
 #include <mica/core/dispatch.h>
 
 using namespace mica;

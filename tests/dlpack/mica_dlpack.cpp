@@ -7,8 +7,8 @@
 #include <string>
 
 #include <mica/core/creation.h>
+#include <mica/core/detail/dlpack_abi.h>
 #include <mica/core/dlpack.h>
-#include <mica/core/dlpack_abi.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/inplace/inplace.h>
 #include <mica/ops/view/view.h>

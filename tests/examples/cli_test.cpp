@@ -22,11 +22,11 @@
 
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
+#include <mica/infer/generate.h>
 #include <mica/io/chat.h>
 #include <mica/io/gguf.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
-#include <mica/nn/generate.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/optim/schedule.h>
@@ -137,8 +137,8 @@ TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
     }
     return text + "\n";
   };
-  const nn::GenerateOptions options{.count = 20, .sampling = {.temperature = 0.8, .top_p = 0.9, .seed = 4}};
-  const std::vector<std::int64_t> expected = nn::generate(llama, {{1, 5, 3}}, options)[0];
+  const infer::GenerateOptions options{.count = 20, .sampling = {.temperature = 0.8, .top_p = 0.9, .seed = 4}};
+  const std::vector<std::int64_t> expected = infer::generate(llama, {{1, 5, 3}}, options)[0];
   const std::string command = "generate --model llama --device cpu --tokens 20 --top-p 0.9 --seed 4 --prompt-tokens ";
   const Outcome outcome = run(command + "1,5,3");
   EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -150,7 +150,7 @@ TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
     EXPECT_EQ(nn::quantize(quantized, {.bits = bits}).size(), 8u);  // the layer has 7 weights, the head 1
     const Outcome of_quantized = run(command + "1,5,3 --quantize " + std::to_string(bits));
     EXPECT_EQ(of_quantized.status, 0) << of_quantized.err;
-    EXPECT_EQ(of_quantized.out, printed(nn::generate(quantized, {{1, 5, 3}}, options)[0])) << bits;
+    EXPECT_EQ(of_quantized.out, printed(infer::generate(quantized, {{1, 5, 3}}, options)[0])) << bits;
     texts.push_back(of_quantized.out);
   }
   EXPECT_NE(texts[2], texts[0]);  // 4 bits change the weights so much that the text differs
@@ -183,10 +183,10 @@ TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
       "added_tokens": [{"id": 11, "content": "<|im_start|>", "special": true},
                        {"id": 12, "content": "<|im_end|>", "special": true}]})");
   const io::Tokenizer tokenizer = io::Tokenizer::load(folder / "llama");
-  nn::GenerateOptions options{.count = 20, .sampling = {.temperature = 0.8, .seed = 4}};
+  infer::GenerateOptions options{.count = 20, .sampling = {.temperature = 0.8, .seed = 4}};
   const std::string command = "generate --model llama --device cpu --tokens 20 --seed 4 --prompt ";
   EXPECT_EQ(run(command + "toy").out,
-            "toy" + tokenizer.decode(nn::generate(llama, {tokenizer.encode("toy")}, options)[0]) + "\n");
+            "toy" + tokenizer.decode(infer::generate(llama, {tokenizer.encode("toy")}, options)[0]) + "\n");
   expect_refusal(command + "dog", 1, "encode: the vocabulary has no token for the byte 0x64");
   expect_refusal(command + "''", 2, "--prompt: expected some text");
   expect_refusal(command + "toy --chat", 1, "the tokenizer has no chat template");
@@ -202,7 +202,8 @@ TEST_F(Cli, GenerateContinuesTextWithATokenizer) {
   EXPECT_EQ(tokenizer.decode(question, {.skip_special_tokens = false}),
             "<|im_start|>user\nananas<|im_end|>\n<|im_start|>assistant\n");
   options.stop_tokens = {12};
-  EXPECT_EQ(run(command + "ananas --chat").out, tokenizer.decode(nn::generate(llama, {question}, options)[0]) + "\n");
+  EXPECT_EQ(run(command + "ananas --chat").out,
+            tokenizer.decode(infer::generate(llama, {question}, options)[0]) + "\n");
   expect_refusal(command + "toy --system oyster", 2, "--system takes --chat");
 }
 
@@ -226,16 +227,16 @@ TEST_F(Cli, GeneratesAndTunesWithAGgufFile) {
   const fs::path file = folder / "toy.gguf";
   io::save_gguf(file, llama, letters);
   const io::Tokenizer tokenizer = io::Tokenizer::load(file);
-  nn::GenerateOptions options{.count = 40, .sampling = {.temperature = 0.8, .seed = 4}, .stop_tokens = {12}};
+  infer::GenerateOptions options{.count = 40, .sampling = {.temperature = 0.8, .seed = 4}, .stop_tokens = {12}};
   const std::string command = "generate --model toy.gguf --device cpu --tokens 40 --seed 4 ";
-  const std::vector<std::int64_t> toy = nn::generate(llama, {tokenizer.encode("toy")}, options)[0];
+  const std::vector<std::int64_t> toy = infer::generate(llama, {tokenizer.encode("toy")}, options)[0];
   ASSERT_LT(toy.size(), 40u);  // it stopped at the end token
   const Outcome outcome = run(command + "--prompt toy");
   EXPECT_EQ(outcome.out, "toy" + tokenizer.decode(toy) + "\n") << outcome.err;
   const std::vector<std::int64_t> question =
       io::ChatFormat(tokenizer.chat_template()).encode(tokenizer, {{{"user", "ananas"}}});
   EXPECT_EQ(run(command + "--prompt ananas --chat").out,
-            tokenizer.decode(nn::generate(llama, {question}, options)[0]) + "\n");
+            tokenizer.decode(infer::generate(llama, {question}, options)[0]) + "\n");
   const std::string numbers = run(command + "--prompt-tokens 6,10,9").out;
   EXPECT_EQ(std::count(numbers.begin(), numbers.end(), ' ') + 1, static_cast<std::ptrdiff_t>(toy.size())) << numbers;
 

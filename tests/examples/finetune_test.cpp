@@ -17,10 +17,10 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
+#include <mica/infer/generate.h>
 #include <mica/io/adapter.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
-#include <mica/nn/generate.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
@@ -142,10 +142,10 @@ TEST_F(Finetune, LearnsCompletions) {
   nn::merge_lora(llama);
   EXPECT_NEAR(after, validation_loss(llama), 1e-3);
   const io::Tokenizer tokenizer = io::Tokenizer::load(folder / "model");
-  const nn::GenerateOptions greedy{.count = 5, .sampling = {.temperature = 0}};
+  const infer::GenerateOptions greedy{.count = 5, .sampling = {.temperature = 0}};
   const Outcome text = run("--adapter adapter --prompt '3 and 4' --tokens 5 --temperature 0", "generate");
   EXPECT_EQ(text.out,
-            "3 and 4" + tokenizer.decode(nn::generate(llama, {tokenizer.encode("3 and 4")}, greedy)[0]) + "\n")
+            "3 and 4" + tokenizer.decode(infer::generate(llama, {tokenizer.encode("3 and 4")}, greedy)[0]) + "\n")
       << text.err;
   EXPECT_NE(run("--prompt '3 and 4' --tokens 5 --temperature 0", "generate").out, text.out);
   EXPECT_NE(contents(folder / "adapter/adapter_config.json").find("\"base_model_name_or_path\": \"model\""),

@@ -14,6 +14,7 @@
 #include <mica/core/check.h>
 #include <mica/io/detail/gguf_model.h>
 #include <mica/io/gguf.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/pretrained_config.h>
 
 using namespace mica;

@@ -49,7 +49,8 @@ def write(name, config, kind=None):
                                                  if parameter.dim() == 2 else parameter.numpy()))
         tokens = torch.randint(0, config.vocab_size, (1, 9))
         logits = model(tokens).logits
-    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[config.model_type]
+    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
+            "gemma2": gguf.MODEL_ARCH.GEMMA2}[config.model_type]
     writer = gguf.GGUFWriter(HERE / name, gguf.MODEL_ARCH_NAMES[arch])
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
@@ -69,6 +70,10 @@ def write(name, config, kind=None):
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+        writer.add_sliding_window(config.sliding_window)
     writer.add_array("test.tokens", tokens[0].tolist())
     writer.add_array("test.logits", logits.flatten().tolist())
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -80,6 +85,8 @@ def write(name, config, kind=None):
         data = tensor.float().numpy()
         if config.model_type == "llama" and (".q_proj." in hf_name or ".k_proj." in hf_name):
             data = permute(data, config.num_attention_heads if ".q_proj." in hf_name else config.num_key_value_heads)
+        if config.model_type == "gemma2" and hf_name.endswith("norm.weight"):
+            data = data + 1
         own = kind if kind is not None and data.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(names.get_name(hf_name, try_suffixes=(".weight", ".bias")), gguf.quants.quantize(data, own), raw_dtype=own)
     writer.write_header_to_file()
@@ -95,4 +102,6 @@ if __name__ == "__main__":
           rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}), gguf.GGMLQuantizationType.BF16)
     wide = dict(SIZES, hidden_size=32, intermediate_size=32)
     write("qwen2.gguf", transformers.Qwen2Config(**wide, tie_word_embeddings=True), gguf.GGMLQuantizationType.Q8_0)
+    write("gemma2.gguf", transformers.Gemma2Config(**SIZES, head_dim=6, query_pre_attn_scalar=6, sliding_window=9,
+          attn_logit_softcapping=2.0, final_logit_softcapping=4.0))
     write("qwen3.gguf", transformers.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=False))

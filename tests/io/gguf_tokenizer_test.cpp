@@ -21,11 +21,11 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
-#include <mica/io/gguf.h>
+#include <mica/infer/generate.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
-#include <mica/nn/generate.h>
 #include <mica/ops/elementwise/binary.h>
 
 using namespace mica;
@@ -295,7 +295,7 @@ void expect_saved(const std::string& name, Model& model, const std::string& toke
   const io::Tokenizer tokenizer = without_flags_of(tokenizer_name);
   const Tokens prompt = tokenizer.encode(kPrompt);
   const Tensor input = from_data(prompt, {1, static_cast<std::int64_t>(prompt.size())});
-  const nn::GenerateOptions greedy{.count = 24, .sampling = {.temperature = 0}};
+  const infer::GenerateOptions greedy{.count = 24, .sampling = {.temperature = 0}};
   const auto logits_of = [&](const Model& m) {
     const autograd::NoGrad no_grad;
     return to_vector<double>(m(input));
@@ -329,9 +329,9 @@ void expect_saved(const std::string& name, Model& model, const std::string& toke
     const fs::path values = folder / fmt::format("{}.{}_values.gguf", name, suffix);
     io::save_gguf(values, loaded, tokenizer);
     EXPECT_EQ(logits_of(io::load_pretrained<Model>(values)), logits);
-    const Tokens generated = nn::generate(loaded, {prompt}, greedy)[0];
+    const Tokens generated = infer::generate(loaded, {prompt}, greedy)[0];
     if (type == GgufType::f32) {
-      EXPECT_EQ(generated, nn::generate(model, {prompt}, greedy)[0]);
+      EXPECT_EQ(generated, infer::generate(model, {prompt}, greedy)[0]);
     }
     if (const char* const keep = std::getenv("MICA_SAVED_GGUF")) {  // for tests/gguf/compare_llama_cpp.py
       fs::create_directories(keep);

@@ -15,7 +15,6 @@
 #include "tests/files.h"
 #include "tests/support.h"
 #include <mica/autograd/graph_picture.h>
-#include <mica/autograd/profiler.h>
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
 #include <mica/io/gguf.h>
@@ -25,6 +24,7 @@
 #include <mica/nn/models/llama.h>
 #include <mica/nn/summary.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/profiler/profiler.h>
 
 using namespace mica;
 using namespace mica::testing_support;

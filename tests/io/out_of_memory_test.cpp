@@ -16,14 +16,14 @@
 #include "tests/files.h"
 #include "tests/rows_close.h"
 #include "tests/support.h"
-#include <mica/core/allocation_fault.h>
+#include <mica/core/detail/allocation_fault.h>
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/io/adapter.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
-#include <mica/nn/gpt.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/join/join.h>

@@ -24,10 +24,22 @@ namespace fs = std::filesystem;
 
 inline const fs::path kFixtures = folder_from("MICA_PRETRAINED_FIXTURES", MICA_PRETRAINED_FIXTURES);
 
-inline const std::vector<std::string> kModels{"gpt2",          "gpt2_gelu_sharded", "gpt2_base",     "llama3",
-                                              "llama_dynamic", "llama_longrope",    "smollm",        "smollm3",
-                                              "mistral",       "mistral_longrope",  "qwen2",         "qwen3",
-                                              "bert",          "bert_tanh_sharded", "bert_no_pooler"};
+inline const std::vector<std::string> kModels{"gpt2",
+                                              "gpt2_gelu_sharded",
+                                              "gpt2_base",
+                                              "llama3",
+                                              "llama_dynamic",
+                                              "llama_longrope",
+                                              "smollm",
+                                              "smollm3",
+                                              "gemma2",
+                                              "mistral",
+                                              "mistral_longrope",
+                                              "qwen2",
+                                              "qwen3",
+                                              "bert",
+                                              "bert_tanh_sharded",
+                                              "bert_no_pooler"};
 
 /// A separate, empty folder per test.
 class Pretrained : public testing::Test {

@@ -15,11 +15,11 @@
 #include <mica/core/memory_stats.h>
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
+#include <mica/infer/generate.h>
 #include <mica/io/gguf.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/safetensors.h>
-#include <mica/nn/generate.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
@@ -94,7 +94,9 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
         for (const auto& [name, tensor] : expected) {
           in.emplace(name, tensor.to(device));
         }
-        const double tolerance = dtype == float32 ? 1e-4 : 2e-2;
+        // Gemma 2 rounds twice as often in a block. PyTorch's own gradients in bfloat16 have an error of 2.3 %.
+        const double rounded = fixture == "gemma2" ? 3e-2 : 2e-2;
+        const double tolerance = dtype == float32 ? 1e-4 : rounded;
         const std::string label = fmt::format("{}.", dtype);
         const Outputs out = run(model, in);
         for (const auto& [name, tensor] : out.results) {
@@ -399,14 +401,14 @@ TEST_F(Pretrained, GeneratesAsTransformers) {
       ASSERT_EQ(prompts.size(), 3U);
       io::PretrainedModel model = io::load_pretrained(kFixtures / name, {.device = device, .dtype = float32});
       const auto generate = [&](const std::vector<Tokens>& texts, double penalty) {
-        const nn::GenerateOptions options{.count = static_cast<std::int64_t>(greedy[0].size()),
-                                          .sampling = {.temperature = 0, .repetition_penalty = penalty}};
+        const infer::GenerateOptions options{.count = static_cast<std::int64_t>(greedy[0].size()),
+                                             .sampling = {.temperature = 0, .repetition_penalty = penalty}};
         return std::visit(
             [&]<class Model>(Model& m) {
-              if constexpr (std::is_same_v<Model, nn::Bert>) {
-                return std::vector<Tokens>{};
+              if constexpr (infer::CachedModel<Model>) {
+                return infer::generate(m, texts, options);
               } else {
-                return nn::generate(m, texts, options);
+                return std::vector<Tokens>{};
               }
             },
             model);
@@ -467,7 +469,7 @@ TEST_F(Pretrained, StepsWithACacheGiveTheLogitsOfTransformers) {
       Tensor next = from_data(prompts, {rows, longest}, device);
       for (std::int64_t step = 0; step < steps; ++step) {
         EXPECT_EQ(cache.longest(), cache.length());
-        const Tensor got = model.next_token_logits(next, cache);
+        const Tensor got = model.next_token_logits(next, &cache);
         expect_close(got, select(theirs, 1, step), 2e-5, 2e-6, fmt::format("step {}", step));
         Tokens tokens;
         for (const Tokens& text : added) {
@@ -493,8 +495,8 @@ TEST_F(Pretrained, DecodeKernelsGiveTheLogitsOfTransformers) {
       for (const std::int64_t batch : {1, 3, 12}) {
         SCOPED_TRACE(fmt::format("{}, {}, {} sequences", device, dtype, batch));
         const Tensor texts = slice(tokens, 0, 0, batch).to(device);
-        nn::KeyValueCache cache = model.new_cache(batch);
-        Tensor got = model.next_token_logits(slice(texts, 1, 0, prompt), cache);
+        infer::LlamaDecoder decoder(model, {.batch = batch});
+        Tensor got = decoder.prefill(slice(texts, 1, 0, prompt));
         const cuda::LaunchRecord record;
         for (std::int64_t step = 0;; ++step) {
           const Tensor theirs = slice(select(logits, 1, step), 0, 0, batch);
@@ -502,7 +504,7 @@ TEST_F(Pretrained, DecodeKernelsGiveTheLogitsOfTransformers) {
           if (step + 1 == logits.size(1)) {
             break;
           }
-          got = model.next_token_logits(slice(texts, 1, prompt + step, prompt + step + 1), cache);
+          got = decoder.step(select(texts, 1, prompt + step));
         }
         if (dtype == bfloat16 && gpu_has_wgmma()) {
           expect_launched(record, device,
@@ -526,7 +528,7 @@ TEST_F(Pretrained, ReportsProgress) {
   nn::Llama llama = io::load_pretrained<nn::Llama>(kFixtures / "llama3", {.dtype = bfloat16});
   nn::add_lora(llama, {"*q_proj"}, {.rank = 2});
   nn::merge_lora(llama);
-  nn::generate(llama, {{1, 2, 3}}, {.count = 3});
+  infer::generate(llama, {{1, 2, 3}}, {.count = 3});
   nn::quantize(llama, {.bits = 8, .group_size = 32});
   io::save(folder_ / "x.safetensors", llama.state_dict());
   io::load(folder_ / "x.safetensors");
@@ -581,13 +583,16 @@ TEST_F(Pretrained, SavesOnlyPlainModels) {
   const auto expect_neither = [&](auto make, const std::string& layer, bool has_gguf) {
     auto plain = make();
     io::save_pretrained(plain, folder_);
-    if constexpr (!std::is_same_v<decltype(plain), nn::Bert>) {
+    if (has_gguf) {
       io::save_gguf(folder_ / "model.gguf", plain);
+    } else {
+      expect_error([&] { io::save_gguf(folder_ / "model.gguf", plain); },
+                   "save_gguf: mica writes no GGUF files of bert");
     }
     const std::string config = read("config.json"), weights = read("model.safetensors"), gguf = read("model.gguf");
     const auto expect_refused = [&](const auto& model, const std::string& message) {
       expect_error([&] { io::save_pretrained(model, folder_); }, "save_pretrained: " + message);
-      if constexpr (!std::is_same_v<decltype(plain), nn::Bert>) {
+      if (has_gguf) {
         expect_error([&] { io::save_gguf(folder_ / "model.gguf", model); }, "save_gguf: " + message);
       }
     };

@@ -19,12 +19,12 @@
 #include "tests/files.h"
 #include "tests/support.h"
 #include <mica/core/copy.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/core/progress.h>
 #include <mica/core/rng.h>
 #include <mica/io/token_windows.h>
 #include <mica/io/training_checkpoint.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>

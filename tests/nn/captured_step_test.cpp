@@ -7,9 +7,9 @@
 #include "tests/launches.h"
 #include "tests/support.h"
 #include <mica/core/copy.h>
-#include <mica/core/cuda/graph.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/core/rng.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/optim/sgd.h>
 

@@ -3,9 +3,10 @@
 #include <optional>
 #include <set>
 
+#include <mica/autograd/detail/accumulate.h>
 #include <mica/core/rng.h>
 #include <mica/nn/checkpoint.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/reduce/reduce.h>

@@ -8,9 +8,9 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/philox.h>
 #include <mica/core/rng.h>
+#include <mica/infer/generate.h>
 #include <mica/io/safetensors.h>
-#include <mica/nn/generate.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
@@ -247,8 +247,8 @@ TEST(GPT, MemorizesAndGeneratesASequence) {
     gpt.eval();
     EXPECT_LT(cross_entropy(gpt(tokens), targets).item(), 0.1);
 
-    const Tensor said = nn::generate(gpt, slice(sequence, 1, 0, 1), 12, {.temperature = 0});
-    EXPECT_EQ(to_vector<std::int64_t>(said), text);
+    const infer::GenerateOptions greedy{.count = 12, .sampling = {.temperature = 0}};
+    EXPECT_EQ(infer::generate(gpt, {{text[0]}}, greedy)[0], std::vector<std::int64_t>(text.begin() + 1, text.end()));
 
     const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "mica_gpt_test.safetensors";
     io::save(path, gpt.state_dict());
@@ -258,80 +258,6 @@ TEST(GPT, MemorizesAndGeneratesASequence) {
     again.to(device);
     expect_close(again(tokens), gpt(tokens), 0, 0);
     std::filesystem::remove(path);
-  }
-}
-
-TEST(Generate, ReproducibleAndWithinTheContext) {
-  manual_seed(5);
-  nn::GPT gpt{{.vocab = 7, .context = 6, .layers = 1, .heads = 1, .width = 4, .dropout = 0.5}};
-  const Tensor prompt = randint(0, 7, {3, 4});
-  const Tensor a = nn::generate(gpt, prompt, 10, {.seed = 1});
-  EXPECT_EQ(a.shape(), (Shape{3, 14}));
-  EXPECT_EQ(a.dtype(), int64);
-  expect_close(slice(a, 1, 0, 4), prompt, 0, 0);
-  expect_close(nn::generate(gpt, prompt, 10, {.seed = 1}), a, 0, 0);
-  EXPECT_NE(to_vector<int>(nn::generate(gpt, prompt, 10, {.seed = 2})), to_vector<int>(a));
-  EXPECT_TRUE(gpt.is_training());
-  EXPECT_TRUE(gpt.drop.is_training());
-  expect_close(nn::generate(gpt, prompt, 0), prompt, 0, 0);
-  expect_error([&] { nn::generate(gpt, prompt, std::int64_t{1} << 40); },
-               "generate: expected from 0 to 16777216 new tokens, got 1099511627776");
-  expect_error([&] { nn::generate(gpt, prompt, -1); }, "generate: expected from 0 to 16777216 new tokens, got -1");
-  expect_error([&] { nn::generate(gpt, zeros({1, 0}, int64), 1); }, "expected tokens of shape (B, T), T >= 1");
-}
-
-TEST(Sampler, DrawsByProbability) {
-  const Tensor logits = from_data<double>({std::log(0.5), std::log(0.3), std::log(0.2), -INFINITY}, {1, 4});
-  const auto shares = [&](nn::SamplingOptions options) {
-    nn::Sampler sampler(options);
-    std::vector<double> counts(4);
-    for (int i = 0; i < 5000; ++i) {
-      counts[sampler(logits)[0]] += 1.0 / 5000;
-    }
-    return counts;
-  };
-  const auto expect_shares = [](const std::vector<double>& got, const std::vector<double>& expected) {
-    for (std::size_t i = 0; i < 4; ++i) {
-      EXPECT_NEAR(got[i], expected[i], expected[i] == 0 ? 0 : 0.02);
-    }
-  };
-  expect_shares(shares({}), {0.5, 0.3, 0.2, 0});
-  expect_shares(shares({.top_k = 2}), {0.625, 0.375, 0, 0});
-  expect_shares(shares({.top_k = 1}), {1, 0, 0, 0});
-  expect_shares(shares({.temperature = 0}), {1, 0, 0, 0});
-  expect_shares(shares({.temperature = 0.5}), {0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38, 0});
-  expect_shares(shares({.top_k = 10}), {0.5, 0.3, 0.2, 0});
-}
-
-TEST(Sampler, RowsAreIndependentAndErrorsAreClear) {
-  nn::Sampler sampler({.seed = 3});
-  const std::vector<std::int64_t> rows = sampler(zeros({200, 5}));
-  ASSERT_EQ(rows.size(), 200u);
-  for (std::int64_t token = 0; token < 5; ++token) {
-    EXPECT_GT(std::count(rows.begin(), rows.end(), token), 10);
-  }
-  EXPECT_NE(sampler(zeros({200, 5})), rows);
-  expect_error([] { nn::Sampler({.temperature = -1}); }, "Sampler: expected temperature >= 0, got -1");
-  expect_error([] { nn::Sampler({.top_k = -1}); }, "Sampler: expected top_k >= 0");
-  expect_error([&] { sampler(from_data<double>({0.0, NAN}, {1, 2})); }, "row 0 of the logits is not finite");
-  expect_error([&] { sampler(full({1, 2}, -INFINITY)); }, "row 0 of the logits is not finite");
-  expect_error([&] { sampler(ones({3})); }, "expected logits of shape (B, vocab), got [3]");
-}
-
-// Draw n of row r is the n-th block of Philox's subsequence r: for equally likely tokens, it selects the token whose
-// part of [0, 1] contains the first number of that block.
-TEST(Sampler, IsPhiloxFromTheSeedOn) {
-  const Tensor logits = zeros({3, 1000});
-  for (const bool seeded : {false, true}) {
-    nn::Sampler sampler(seeded ? nn::SamplingOptions{.seed = 7} : nn::SamplingOptions{});
-    for (std::uint64_t draw = 0; draw < 3; ++draw) {
-      std::vector<std::int64_t> expected;
-      for (std::uint64_t row = 0; row < 3; ++row) {
-        const PhiloxBlock block = philox_block({.seed = seeded ? 7u : 0u, .offset = 4 * draw}, row);
-        expected.push_back(static_cast<std::int64_t>(std::ceil(1000 * PhiloxReals<double>::uniform(block, 0))) - 1);
-      }
-      EXPECT_EQ(sampler(logits), expected) << "draw " << draw;
-    }
   }
 }
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <mica/autograd/grad_mode.h>
-#include <mica/nn/generate.h>
 #include <mica/nn/key_value_cache.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/join/join.h>
@@ -30,15 +29,15 @@ void expect_cached_logits_as_without(const Config& config, Device device, DType 
   nn::KeyValueCache cache = model.new_cache(3);
   std::int64_t at = 0;
   for (const std::int64_t count : {5, 1, 1, 4, 1, 5}) {
-    const Tensor logits = model(slice(tokens, 1, at, at + count), cache);
+    const Tensor logits = model(slice(tokens, 1, at, at + count), &cache);
     expect_close(logits, slice(expected, 1, at, at + count), tolerance, tolerance, fmt::format("after {}", at));
     at += count;
     EXPECT_EQ(cache.length(), at);
   }
   // Again in the same memory.
   cache.clear();
-  expect_close(model.next_token_logits(slice(tokens, 1, 0, 9), cache), select(expected, 1, 8), tolerance, tolerance);
-  expect_close(model.next_token_logits(slice(tokens, 1, 9, 10), cache), select(expected, 1, 9), tolerance, tolerance);
+  expect_close(model.next_token_logits(slice(tokens, 1, 0, 9), &cache), select(expected, 1, 8), tolerance, tolerance);
+  expect_close(model.next_token_logits(slice(tokens, 1, 9, 10), &cache), select(expected, 1, 9), tolerance, tolerance);
 }
 
 TEST(KeyValueCache, SameLogitsAsWithoutIt) {
@@ -62,9 +61,9 @@ void expect_padding_without_effect(const Config& config, Device device) {
   const Tensor tokens = randint(0, 13, {3, 12}, int64, device);
   nn::KeyValueCache cache = model.new_cache(3);
   cache.set_padding(padding);
-  const Tensor first = model(slice(tokens, 1, 0, 8), cache);
-  const Tensor second = model(slice(tokens, 1, 8, 9), cache);
-  const Tensor third = model(slice(tokens, 1, 9, 12), cache);
+  const Tensor first = model(slice(tokens, 1, 0, 8), &cache);
+  const Tensor second = model(slice(tokens, 1, 8, 9), &cache);
+  const Tensor third = model(slice(tokens, 1, 9, 12), &cache);
   for (std::int64_t row = 0; row < 3; ++row) {
     const std::int64_t start = padding[static_cast<std::size_t>(row)];
     const Tensor alone = model(slice(slice(tokens, 0, row, row + 1), 1, start, 12));
@@ -89,11 +88,11 @@ TEST(KeyValueCache, GrowsPastItsFirstMemory) {
   const autograd::NoGrad no_grad;
   const Tensor tokens = randint(0, 13, {2, 150});
   nn::KeyValueCache cache = llama.new_cache(2);
-  llama(slice(tokens, 1, 0, 60), cache);
+  llama(slice(tokens, 1, 0, 60), &cache);
   for (std::int64_t at = 60; at < 149; ++at) {
-    llama(slice(tokens, 1, at, at + 1), cache);
+    llama(slice(tokens, 1, at, at + 1), &cache);
   }
-  expect_close(llama.next_token_logits(slice(tokens, 1, 149, 150), cache), llama.next_token_logits(tokens), 1e-10,
+  expect_close(llama.next_token_logits(slice(tokens, 1, 149, 150), &cache), llama.next_token_logits(tokens), 1e-10,
                1e-10);
 }
 
@@ -107,13 +106,13 @@ void expect_cleared_padding(const Config& config, Device device) {
   nn::KeyValueCache cache = model.new_cache(3);
   for (const Tokens& padding : {Tokens{4, 0, 6}, Tokens{3, 5, 2}}) {
     cache.set_padding(padding);
-    model(slice(tokens, 1, 0, 7), cache);
+    model(slice(tokens, 1, 0, 7), &cache);
     cache.clear();
     EXPECT_EQ(cache.length(), 0);
     EXPECT_EQ(cache.longest(), 0);
     const Tensor expected = model(tokens);
-    expect_close(model(slice(tokens, 1, 0, 8), cache), slice(expected, 1, 0, 8), 1e-11, 1e-11);
-    expect_close(model(slice(tokens, 1, 8, 9), cache), slice(expected, 1, 8, 9), 1e-11, 1e-11);
+    expect_close(model(slice(tokens, 1, 0, 8), &cache), slice(expected, 1, 0, 8), 1e-11, 1e-11);
+    expect_close(model(slice(tokens, 1, 8, 9), &cache), slice(expected, 1, 8, 9), 1e-11, 1e-11);
     EXPECT_EQ(cache.longest(), 9);
     cache.clear();
   }
@@ -138,33 +137,34 @@ TEST(KeyValueCache, ClonesAndMoves) {
       const auto part = [&](std::int64_t begin, std::int64_t end) { return slice(tokens, 1, begin, end); };
       nn::KeyValueCache reference = llama.new_cache(2, window);
       reference.set_padding({0, 1});
-      const Tensor one = (llama(part(0, 5), reference), llama(part(5, 6), reference));
-      const Tensor after_one = llama(part(7, 8), reference);
+      const Tensor one = (llama(part(0, 5), &reference), llama(part(5, 6), &reference));
+      const Tensor after_one = llama(part(7, 8), &reference);
       reference.clear();
       reference.set_padding({0, 1});
-      const Tensor other = (llama(part(0, 5), reference), llama(part(6, 7), reference));
-      const Tensor after_other = llama(part(7, 8), reference);
+      const Tensor other = (llama(part(0, 5), &reference), llama(part(6, 7), &reference));
+      const Tensor after_other = llama(part(7, 8), &reference);
 
       nn::KeyValueCache cache = llama.new_cache(2, window);
       cache.set_padding({0, 1});
-      llama(part(0, 5), cache);
+      llama(part(0, 5), &cache);
       nn::KeyValueCache clone = cache.clone();
       EXPECT_EQ(clone.length(), 5);
-      expect_close(llama(part(5, 6), cache), one, 0, 0);
+      expect_close(llama(part(5, 6), &cache), one, 0, 0);
       EXPECT_EQ(clone.length(), 5);
-      expect_close(llama(part(6, 7), clone), other, 0, 0);
+      expect_close(llama(part(6, 7), &clone), other, 0, 0);
       nn::KeyValueCache& gone = cache;
       nn::KeyValueCache moved = std::move(cache);
-      expect_close(llama(part(7, 8), moved), after_one, 0, 0);
+      expect_close(llama(part(7, 8), &moved), after_one, 0, 0);
       moved.clear();
       EXPECT_EQ(clone.length(), 6);
-      expect_close(llama(part(7, 8), clone), after_other, 0, 0);
+      expect_close(llama(part(7, 8), &clone), after_other, 0, 0);
 
-      for (const auto& use : std::vector<std::function<void()>>{[&] { llama(part(0, 1), gone); }, [&] { gone.clear(); },
-                                                                [&] { gone.clone(); }, [&] { gone.reserve(1); },
-                                                                [&] {
-                                                                  gone.set_padding({0, 0});
-                                                                }}) {
+      for (const auto& use :
+           std::vector<std::function<void()>>{[&] { llama(part(0, 1), &gone); }, [&] { gone.clear(); },
+                                              [&] { gone.clone(); }, [&] { gone.reserve(1); },
+                                              [&] {
+                                                gone.set_padding({0, 0});
+                                              }}) {
         expect_error(use, "KeyValueCache: used after it was moved from");
       }
     }
@@ -187,7 +187,7 @@ TEST(KeyValueCache, AWindowIsARing) {
     Tensors parts;
     std::int64_t at = 0;
     for (const std::int64_t count : {3, 1, 9, 1, 1, 5, 12, 1, 7}) {
-      parts.push_back(llama(slice(tokens, 1, at, at + count), cache));
+      parts.push_back(llama(slice(tokens, 1, at, at + count), &cache));
       at += count;
     }
     EXPECT_EQ(cache.length(), 40);
@@ -232,7 +232,7 @@ TEST(KeyValueCache, LongropeKeepsTheKeysOfAWindow) {
     Tensors parts;
     std::int64_t at = 0;
     for (const std::int64_t count : {9, 6, 1, 1, 3, 1, 12, 1, 6}) {
-      parts.push_back(llama(slice(tokens, 1, at, at + count), cache));
+      parts.push_back(llama(slice(tokens, 1, at, at + count), &cache));
       at += count;
     }
     const Tensor logits = cat(parts, 1);
@@ -252,28 +252,28 @@ TEST(KeyValueCache, Errors) {
   const nn::GPT gpt = randomized(nn::GPT(gpt_config()), float32, Device::cpu());
   nn::KeyValueCache cache = gpt.new_cache(2);
   const Tensor tokens = zeros({2, 5}, int64);
-  expect_error([&] { gpt(tokens, cache); }, "KeyValueCache: works without gradients only");
+  expect_error([&] { gpt(tokens, &cache); }, "KeyValueCache: works without gradients only");
   const autograd::NoGrad no_grad;
   expect_error(
       [&] {
-        gpt(zeros({1, 5}, int64), cache);
+        gpt(zeros({1, 5}, int64), &cache);
       },
       "KeyValueCache: expected tokens of 2 sequences, the cache's batch, got 1");
   const nn::Llama llama = randomized(nn::Llama(llama_config()), float32, Device::cpu());
   nn::KeyValueCache of_three = llama.new_cache(3);
   expect_error(
       [&] {
-        llama.next_token_logits(zeros({1, 1}, int64), of_three);
+        llama.next_token_logits(zeros({1, 1}, int64), &of_three);
       },
       "expected tokens of 3 sequences, the cache's batch, got 1");
-  expect_error([&] { gpt(zeros({2, 0}, int64), cache); }, "expected at least 1 new position, got 0");
-  expect_error([&] { gpt(zeros({2, 21}, int64), cache); }, "GPT: expected at most 20 tokens, the context, got 21");
+  expect_error([&] { gpt(zeros({2, 0}, int64), &cache); }, "expected at least 1 new position, got 0");
+  expect_error([&] { gpt(zeros({2, 21}, int64), &cache); }, "GPT: expected at most 20 tokens, the context, got 21");
   expect_error([&] { cache.set_padding({1}); }, "expected the padding of 2 sequences, got 1");
   expect_error([&] { cache.set_padding({1, -1}); }, "padding that is not negative");
-  expect_error([&] { cache.append(2, tokens, tokens); }, "expected a layer in [0, 2), got 2");
+  expect_error([&] { cache.attend(2, tokens, tokens, tokens); }, "expected a layer in [0, 2), got 2");
   EXPECT_EQ(cache.length(), 0);
-  gpt(zeros({2, 18}, int64), cache);
-  expect_error([&] { gpt(zeros({2, 3}, int64), cache); }, "at most 20 tokens, the context, got 21");
+  gpt(zeros({2, 18}, int64), &cache);
+  expect_error([&] { gpt(zeros({2, 3}, int64), &cache); }, "at most 20 tokens, the context, got 21");
   expect_error([&] { cache.set_padding({0, 0}); }, "an empty cache to set the padding, got one of 18 positions");
   EXPECT_EQ(cache.length(), 18);
   expect_error([] { nn::KeyValueCache({.batch = 0}); },
@@ -281,7 +281,7 @@ TEST(KeyValueCache, Errors) {
   expect_error([] { nn::KeyValueCache({.layers = INT64_MAX}); }, "KeyValueCache: expected 0 to 4096 layers");
   expect_error([] { nn::KeyValueCache({.dtype = int64}); }, "KeyValueCache: expected a floating dtype, got int64");
   const nn::MultiheadAttention both_ways(8, {.heads = 2, .causal = false});
-  expect_error([&] { both_ways.branch(ones({2, 1, 8}), {&cache, 0}); }, "a cache is for causal attention");
+  expect_error([&] { both_ways.branch(ones({2, 1, 8}), {}, {&cache, 0}); }, "a cache is for causal attention");
 }
 
 TEST(KeyValueCache, DecodeStepsAsAllPositions) {
@@ -300,10 +300,9 @@ TEST(KeyValueCache, DecodeStepsAsAllPositions) {
     for (const DType dtype : {float32, bfloat16}) {
       llama.to(dtype);
       nn::KeyValueCache cache = llama.new_cache(3);
-      EXPECT_TRUE(cache.can_decode());
-      llama.next_token_logits(slice(tokens, 1, 0, 60), cache);
+      llama.next_token_logits(slice(tokens, 1, 0, 60), &cache);
       for (std::int64_t at = 60; at < 70; ++at) {  // grows past its first memory
-        const Tensor logits = llama.next_token_logits(slice(tokens, 1, at, at + 1), cache);
+        const Tensor logits = llama.next_token_logits(slice(tokens, 1, at, at + 1), &cache);
         const double tolerance = dtype == float32 ? 1e-3 : 0.5;
         expect_close(logits, select(expected, 1, at), tolerance, tolerance, fmt::format("{} at {}", dtype, at));
       }

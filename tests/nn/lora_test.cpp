@@ -3,8 +3,8 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/rng.h>
-#include <mica/nn/gpt.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/models/llama.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>

@@ -7,9 +7,9 @@
 #include <mica/core/copy.h>
 #include <mica/core/rng.h>
 #include <mica/io/safetensors.h>
-#include <mica/nn/gpt.h>
 #include <mica/nn/linear.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>

@@ -9,7 +9,7 @@
 
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
-#include <mica/nn/gpt.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/models/llama.h>
 #include <mica/ops/elementwise/binary.h>
 

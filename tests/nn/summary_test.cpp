@@ -1,8 +1,8 @@
 #include <tests/support.h>
 
 #include <mica/nn/containers.h>
-#include <mica/nn/gpt.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/models/gpt.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/nn/summary.h>
 

@@ -194,8 +194,8 @@ TEST_P(AddLayerNormTypes, MatchThreeOps) {
       continue;  // falls back to three ops
     }
     expect_launched(record, device,
-                    {"norm_forward_held_kernel<block>", "dropout_kernel", "norm_forward_held_kernel<warp>",
-                     "norm_forward_held_kernel<single_wave>"});
+                    {"norm_forward_registers_kernel<block>", "dropout_kernel", "norm_forward_registers_kernel<warp>",
+                     "norm_forward_registers_kernel<single_wave>"});
     if (gpu_has_clusters()) {
       expect_launched(record, device, {"norm_backward_stream_kernel"});
     }

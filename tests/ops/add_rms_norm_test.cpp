@@ -118,7 +118,8 @@ TEST_P(AddRMSNormTypes, MatchThreeOps) {
       }
     }
     if (dtype != float64) {
-      expect_launched(record, device, {"norm_forward_held_kernel<warp>", "norm_forward_held_kernel<single_wave>"});
+      expect_launched(record, device,
+                      {"norm_forward_registers_kernel<warp>", "norm_forward_registers_kernel<single_wave>"});
     }
   }
 }

@@ -179,51 +179,51 @@ TEST(Attention, FusedKernelsTakeMasks) {
     GTEST_SKIP() << "no GPU";
   }
   const Device device = Device::cuda();
+  const std::int64_t batch = 2, heads = 4, queries = 77, keys = 130;
+  const std::vector<Shape> shapes{
+      {batch, 1, 1, keys}, {queries, keys}, {batch, heads, queries, keys}, {1, heads, queries, 1}};
   std::size_t turn = 0;
   for (const DType dtype : {bfloat16, float16}) {
     for (const std::int64_t width : {32, 64, 80, 128}) {
-      const std::int64_t batch = 2, heads = 4, queries = 77, keys = 130;
-      for (const Shape& shape : {Shape{batch, 1, 1, keys}, Shape{queries, keys}, Shape{batch, heads, queries, keys},
-                                 Shape{1, heads, queries, 1}}) {
-        for (const DType mask_dtype : {boolean, float32, dtype}) {
-          const std::int64_t key_heads = turn % 2 == 0 ? 4 : 2;
-          const bool causal = turn % 3 == 0;
-          ++turn;
-          const Tensor q = randn({batch, heads, queries, width}, dtype, device).requires_grad_();
-          const Tensor k = randn({batch, key_heads, keys, width}, dtype, device).requires_grad_();
-          const Tensor v = randn({batch, key_heads, keys, width}, dtype, device).requires_grad_();
-          const Tensor dy = randn({batch, heads, queries, width}, dtype, device);
-          const Tensor seen = rand(shape, float32, device) < 0.6;
-          const Tensor mask = mask_dtype == boolean ? seen : where(seen, randn(shape, mask_dtype, device), -INFINITY);
-          std::vector<double> added = to_vector<double>(broadcast_view(mask, {batch, heads, queries, keys}));
-          if (mask_dtype == boolean) {
-            for (double& x : added) {
-              x = x != 0 ? 0 : -INFINITY;
-            }
+      for (const DType mask_dtype : {boolean, float32, dtype}) {
+        const Shape shape = shapes[turn % shapes.size()];
+        const std::int64_t key_heads = turn / 4 % 2 == 0 ? 4 : 2;
+        const bool causal = turn % 5 < 2;
+        ++turn;
+        const Tensor q = randn({batch, heads, queries, width}, dtype, device).requires_grad_();
+        const Tensor k = randn({batch, key_heads, keys, width}, dtype, device).requires_grad_();
+        const Tensor v = randn({batch, key_heads, keys, width}, dtype, device).requires_grad_();
+        const Tensor dy = randn({batch, heads, queries, width}, dtype, device);
+        const Tensor seen = rand(shape, float32, device) < 0.6;
+        const Tensor mask = mask_dtype == boolean ? seen : where(seen, randn(shape, mask_dtype, device), -INFINITY);
+        std::vector<double> added = to_vector<double>(broadcast_view(mask, {batch, heads, queries, keys}));
+        if (mask_dtype == boolean) {
+          for (double& x : added) {
+            x = x != 0 ? 0 : -INFINITY;
           }
-          cuda::LaunchRecord record;
-          const Tensor y =
-              scaled_dot_product_attention(q, k, v, {.causal = causal, .causal_offset = causal ? 20 : 0, .mask = mask});
-          y.backward(dy);
-          const std::string what =
-              fmt::format("{}, D {}, mask {} {}, causal {}", dtype, width, mask_dtype, shape, causal);
-          expect_launched(record, device,
-                          {"flash_masked_forward_kernel", "flash_stats_kernel", "flash_masked_query_gradient_kernel",
-                           "flash_masked_key_gradient_kernel"},
-                          what);
-          const double share = 4 * epsilon_of(dtype);
-          const Reference expected = reference(q, k, v, dy,
-                                               {.causal = causal,
-                                                .offset = 20,
-                                                .scale = 1 / std::sqrt(static_cast<double>(width)),
-                                                .added = added,
-                                                // Below 2⁻¹⁴, the spacing of float16 no longer decreases.
-                                                .least = dtype == float16 ? 0x1p-14 : 0});
-          expect_sums(y, expected.y, share, what + " y");
-          expect_sums(q.grad(), expected.dq, share, what + " dq");
-          expect_sums(k.grad(), expected.dk, share, what + " dk");
-          expect_sums(v.grad(), expected.dv, share, what + " dv");
         }
+        cuda::LaunchRecord record;
+        const Tensor y =
+            scaled_dot_product_attention(q, k, v, {.causal = causal, .causal_offset = causal ? 20 : 0, .mask = mask});
+        y.backward(dy);
+        const std::string what =
+            fmt::format("{}, D {}, mask {} {}, causal {}", dtype, width, mask_dtype, shape, causal);
+        expect_launched(record, device,
+                        {"flash_masked_forward_kernel", "flash_stats_kernel", "flash_masked_query_gradient_kernel",
+                         "flash_masked_key_gradient_kernel"},
+                        what);
+        const double share = 4 * epsilon_of(dtype);
+        const Reference expected = reference(q, k, v, dy,
+                                             {.causal = causal,
+                                              .offset = 20,
+                                              .scale = 1 / std::sqrt(static_cast<double>(width)),
+                                              .added = added,
+                                              // Below 2⁻¹⁴, the spacing of float16 no longer decreases.
+                                              .least = dtype == float16 ? 0x1p-14 : 0});
+        expect_sums(y, expected.y, share, what + " y");
+        expect_sums(q.grad(), expected.dq, share, what + " dq");
+        expect_sums(k.grad(), expected.dk, share, what + " dk");
+        expect_sums(v.grad(), expected.dv, share, what + " dv");
       }
     }
   }

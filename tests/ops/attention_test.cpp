@@ -9,7 +9,12 @@
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/join/join.h>
+#include <mica/ops/matmul/matmul.h>
+#include <mica/ops/softmax/softmax.h>
+#include <mica/ops/tril/tril.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -239,6 +244,47 @@ TEST(Attention, GradientsOfMasks) {
   }
 }
 
+TEST(Attention, CappedScores) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      for (const double cap : {0.4, 30.0}) {
+        const DType exact = dtype == float64 ? float64 : float32;
+        const auto input = [&](std::int64_t heads, std::int64_t rows) {
+          return randn({2, heads, rows, 32}, dtype, device).requires_grad_();
+        };
+        const Tensor q = input(4, 6), k = input(2, 9), v = input(2, 9);
+        const Tensor mask = logical_or(rand({2, 1, 6, 9}, float32, device) < 0.6, arange(9, int64, device) < 1);
+        const Tensor dy = randn({2, 4, 6, 32}, dtype, device);
+        const Tensor y = scaled_dot_product_attention(
+            q, k, v, {.causal = true, .causal_offset = 3, .scale = 0.5, .cap = cap, .mask = mask});
+        y.backward(dy);
+        // The same by ops, with a head of keys for each head of queries.
+        const auto copied = [&](const Tensor& x) { return x.detach().to(exact).requires_grad_(); };
+        const Tensor q2 = copied(q), k2 = copied(k), v2 = copied(v);
+        const auto spread = [](const Tensor& x) { return reshape(stack({x, x}, 2), {2, 4, 9, 32}); };
+        const Tensor scores = tanh(matmul(q2, transpose(spread(k2), 2, 3)) * 0.5 / cap) * cap;
+        const Tensor seen = logical_and(mask, ne(tril(ones({6, 9}, float32, device), 3), 0));
+        const Tensor expected = matmul(softmax(where(seen, scores, -INFINITY), -1), spread(v2));
+        expected.backward(dy.to(exact));
+        const bool is_16_bit = dtype == float16 || dtype == bfloat16;
+        const double tolerance = dtype == float64 ? 1e-12 : is_16_bit ? 2e-2 : 1e-5;
+        const std::string what = fmt::format("{} on {}, cap {}", dtype, device, cap);
+        expect_close(y, expected, tolerance, tolerance, what);
+        expect_close(q.grad(), q2.grad(), tolerance, tolerance, what + " dq");
+        expect_close(k.grad(), k2.grad(), tolerance, tolerance, what + " dk");
+        expect_close(v.grad(), v2.grad(), tolerance, tolerance, what + " dv");
+      }
+    }
+    const Tensors inputs{randn({1, 2, 3, 2}, float64, device), randn({1, 1, 4, 2}, float64, device),
+                         randn({1, 1, 4, 2}, float64, device)};
+    const auto capped = [](const Tensor& q, const Tensor& k, const Tensor& v) {
+      return scaled_dot_product_attention(q, k, v, {.causal = true, .causal_offset = 1, .scale = -2, .cap = 0.7});
+    };
+    EXPECT_TRUE(autograd::gradcheck(capped, inputs));
+    EXPECT_TRUE(autograd::gradgradcheck(capped, inputs));
+  }
+}
+
 TEST(Attention, RowsThatSeeNothingAreZeros) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
@@ -405,6 +451,9 @@ TEST(Attention, OptionErrors) {
   expect_error([&] { attention({.mask = ones({1, 2, 4, 3, 3})}); }, "[2, 4, 3, 3], got [1, 2, 4, 3, 3]");
   expect_error([&] { attention({.causal_offset = 4}); }, "expected causal_offset in [-3, 3]");
   expect_error([&] { attention({.causal_offset = INT64_MIN}); }, "expected causal_offset in [-3, 3]");
+  expect_error([&] { attention({.cap = -1}); }, "expected a finite cap >= 0, got -1");
+  expect_error([&] { attention({.cap = 1, .backend = AttentionBackend::blocked}); },
+               "the blocked backend does not support q [2, 4, 3, 8]");
   expect_error([&] { attention({.backend = AttentionBackend::cudnn}); },
                "the cudnn backend does not support q [2, 4, 3, 8]");
   expect_error(

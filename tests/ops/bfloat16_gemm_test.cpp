@@ -10,7 +10,7 @@
 #include "tests/support.h"
 #include <mica/core/creation.h>
 #include <mica/core/parallel.h>
-#include <mica/ops/gemm/bfloat16_gemm.h>
+#include <mica/ops/gemm/detail/bfloat16_gemm.h>
 #include <mica/ops/matmul/matmul.h>
 
 using namespace mica;

@@ -9,7 +9,7 @@
 #include <mica/core/copy.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/gemm/few_rows.h>
+#include <mica/ops/gemm/detail/few_rows.h>
 #include <mica/ops/inplace/inplace.h>
 #include <mica/ops/matmul/detail/agreement.h>
 #include <mica/ops/matmul/detail/layout.h>

@@ -175,7 +175,7 @@ TEST(Mlp, RunsAreIdentical) {
   }
 }
 
-// Sizes that are not multiples of a tile, with fewer and more pieces of K than there are stages.
+// Sizes that are not multiples of a tile, with fewer and more slices of K than there are stages.
 TEST(Mlp, EpilogueKernelMatchesReference) {
   if (!gpu_has_wgmma()) {
     GTEST_SKIP() << "needs a GPU of compute capability 9.0";

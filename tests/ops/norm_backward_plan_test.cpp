@@ -32,22 +32,22 @@ TEST(NormBackwardPlan, ChoosesTheKernelByDtypeChipAndLength) {
       EXPECT_EQ(plan_norm_backward(case_of(100, columns, size)).kernel, streamed) << columns << ", " << size;
       NormBackwardCase old = case_of(100, columns, size);
       old.clusters = false;
-      EXPECT_EQ(plan_norm_backward(old).kernel, columns <= 8192 ? held : looped) << columns << ", " << size;
+      EXPECT_EQ(plan_norm_backward(old).kernel, columns <= 8192 ? in_registers : looped) << columns << ", " << size;
     }
-    EXPECT_EQ(plan_norm_backward(case_of(100, columns, 8)).kernel, columns <= 4096 ? held : looped) << columns;
+    EXPECT_EQ(plan_norm_backward(case_of(100, columns, 8)).kernel, columns <= 4096 ? in_registers : looped) << columns;
   }
   for (const int size : {2, 4}) {
     for (const std::int64_t columns : {8, 64, 128, 256}) {
-      EXPECT_EQ(plan_norm_backward(case_of(1'000'000, columns, size)).kernel, size == 2 ? streamed : held)
+      EXPECT_EQ(plan_norm_backward(case_of(1'000'000, columns, size)).kernel, size == 2 ? streamed : in_registers)
           << columns << ", " << size;
       NormBackwardCase old = case_of(1'000'000, columns, size);
       old.clusters = false;
-      EXPECT_EQ(plan_norm_backward(old).kernel, held) << columns << ", " << size;
+      EXPECT_EQ(plan_norm_backward(old).kernel, in_registers) << columns << ", " << size;
     }
     // Unaligned rows.
     for (const std::int64_t rows : {1, 1'000'000}) {
-      EXPECT_EQ(plan_norm_backward(case_of(rows, 129, size)).kernel, held);
-      EXPECT_EQ(plan_norm_backward(case_of(rows, 8191, size)).kernel, held);
+      EXPECT_EQ(plan_norm_backward(case_of(rows, 129, size)).kernel, in_registers);
+      EXPECT_EQ(plan_norm_backward(case_of(rows, 8191, size)).kernel, in_registers);
       EXPECT_EQ(plan_norm_backward(case_of(rows, 8193, size)).kernel, looped);
     }
   }
@@ -120,7 +120,7 @@ TEST(NormBackwardPlan, PacksAndRowsInSharedMemory) {
   expect_ranges(2, {Range{256, 1, 4}, Range{384, 2, 2}, Range{1024, 1, 3}, Range{8192, 2, 2}, Range{65'536, 2, 4},
                     Range{262'144, 4, 3}});
   expect_ranges(4, {Range{256, 0, 0}, Range{4096, 2, 2}, Range{8192, 4, 2}, Range{32'768, 2, 4}, Range{131'072, 4, 3},
-                    Range{131'200, 0, 0}});  // the shortest are held, the longest looped
+                    Range{131'200, 0, 0}});  // the shortest are in registers, the longest looped
 }
 
 // For many lengths: all rows stream that should, their threads have room for all columns, and shared memory suffices.
@@ -137,8 +137,8 @@ TEST(NormBackwardPlan, StreamedRowsFit) {
           const StreamPlan& p = plan.stream;
           const std::string what = fmt::format("{} columns of {} bytes, adds {}", columns, size, adds);
           const std::int64_t most = adds ? 262'144 / size : size == 4 ? 131'072 : weight_size == 4 ? 229'376 : 262'144;
-          const bool held = size == 4 && !adds && columns <= 256;
-          ASSERT_EQ(plan.kernel == streamed, columns <= most && !held) << what;
+          const bool is_in_registers = size == 4 && !adds && columns <= 256;
+          ASSERT_EQ(plan.kernel == streamed, columns <= most && !is_in_registers) << what;
           if (plan.kernel != streamed) {
             continue;
           }

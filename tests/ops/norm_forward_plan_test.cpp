@@ -134,14 +134,15 @@ TEST(NormForwardPlan, KernelsByLength) {
   };
   for (const DType x : {bfloat16, float32}) {
     for (const bool adds : {false, true}) {
-      const Kernel short_rows = adds ? Kernel::held : Kernel::short_rows;
+      const Kernel short_rows = adds ? Kernel::in_registers : Kernel::short_rows;
       std::int64_t packs = 1;
       for (const Expected& e :
            {Expected{8, short_rows, rows::by_lanes(8, adds ? 2 : 1)}, Expected{16, short_rows, rows::by_lanes(8, 2)},
             Expected{32, short_rows, rows::by_lanes(16, 2)}, Expected{64, short_rows, rows::by_warp(2)},
-            Expected{128, Kernel::held, rows::by_warp(4)}, Expected{2048, Kernel::held, rows::by_block(4)},
-            Expected{16'384, Kernel::held, rows::by_cluster(4), 8},
-            Expected{32'768, Kernel::held, rows::by_cluster(4), 16}, Expected{33'000, Kernel::looped, {}}}) {
+            Expected{128, Kernel::in_registers, rows::by_warp(4)},
+            Expected{2048, Kernel::in_registers, rows::by_block(4)},
+            Expected{16'384, Kernel::in_registers, rows::by_cluster(4), 8},
+            Expected{32'768, Kernel::in_registers, rows::by_cluster(4), 16}, Expected{33'000, Kernel::looped, {}}}) {
         for (; packs <= e.packs; packs += 1 + packs / 100) {
           NormShape s = shape_of(100, packs * 16 / static_cast<std::int64_t>(size_of(x)), x, x);
           s.adds = adds;
@@ -186,7 +187,7 @@ TEST(NormForwardPlan, UnalignedRowsHaveOneElementPerPack) {
       s.aligned = false;
       const NormForwardPlan p = norm_forward_plan(s);
       EXPECT_EQ(p.pack, 1) << columns;
-      EXPECT_EQ(p.kernel, columns <= 8192 ? Kernel::held : Kernel::looped) << columns;
+      EXPECT_EQ(p.kernel, columns <= 8192 ? Kernel::in_registers : Kernel::looped) << columns;
       EXPECT_EQ(p.schedule, Schedule::many_waves) << columns;
       s.adds = true;
       EXPECT_EQ(norm_forward_plan(s).kernel, Kernel::looped) << columns;
@@ -225,14 +226,14 @@ TEST(NormForwardPlan, SingleWave) {
   }
 }
 
-TEST(NormForwardPlan, SumsAreHeldInPacks) {
+TEST(NormForwardPlan, SumsAreInPacksInRegisters) {
   for (const DType x : {bfloat16, float32, float64}) {
     for (const std::int64_t columns : many_columns()) {
       NormShape s = shape_of(100, columns, x, x);
       s.adds = true;
       const NormForwardPlan p = norm_forward_plan(s);
       const bool expected = s.aligned && x != float64 && columns <= (x == bfloat16 ? 16'384 : 8192);
-      ASSERT_EQ(p.kernel, expected ? Kernel::held : Kernel::looped) << columns;
+      ASSERT_EQ(p.kernel, expected ? Kernel::in_registers : Kernel::looped) << columns;
       ASSERT_NE(p.schedule, Schedule::persistent);
     }
   }

@@ -59,8 +59,9 @@ inline std::string name_of_types(const testing::TestParamInfo<std::pair<DType, D
 }
 
 /// The cases for one pair of kNormTypes. Each length is tested with few rows and, if that is fast enough, with many. On
-/// a GPU, there are also more rows than it processes at a time, and rows that are too long to be held on the chip.
-/// Large cases take their time on the CPU, which computes what is expected, so each is tested with one pair of dtypes.
+/// a GPU, there are also more rows than it processes at a time, and rows that are too long for registers and shared
+/// memory. Large cases take their time on the CPU, which computes what is expected, so each is tested with one pair of
+/// dtypes.
 inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DType>& types) {
   std::vector<NormCase> cases;
   const auto add = [&](std::int64_t rows, std::int64_t columns) {
@@ -95,8 +96,8 @@ inline std::vector<NormCase> norm_grid(Device device, const std::pair<DType, DTy
     for (const std::int64_t columns : {8193, 16'392, 20'001, 32'769, 50'257, 131'071, 131'073, 262'136, 262'145}) {
       add(5, columns);
     }
-    // Rows of packs of 16 bytes that lanes, warps, blocks and clusters share: fewer rows than a block has teams, and so
-    // many that each team has several, and reuses its shared memory.
+    // Rows of packs of 16 bytes that lanes, warps, blocks and clusters share: fewer rows than a block has row groups,
+    // and so many that each group has several, and reuses its shared memory.
     for (const std::int64_t columns : {8, 24, 72, 100, 136, 200, 256, 320, 384, 512, 576, 640, 1280, 1536, 10'248}) {
       for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{37}, 2'500'000 / columns | 1}) {
         if (rows * columns <= kLarge ? !pairs.skips() : has_turn()) {

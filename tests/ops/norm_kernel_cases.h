@@ -37,21 +37,22 @@ inline NormKernel kernel_of(const kernels::NormForwardPlan& p) {
                                       static_cast<int>(p.schedule)};
   switch (p.kernel) {
     case kernels::NormForwardPlan::Kernel::short_rows: return {"norm_forward_short_kernel", arguments};
-    case kernels::NormForwardPlan::Kernel::held: return {fmt::format("norm_forward_held_kernel<{}>", kind), arguments};
+    case kernels::NormForwardPlan::Kernel::in_registers:
+      return {fmt::format("norm_forward_registers_kernel<{}>", kind), arguments};
     case kernels::NormForwardPlan::Kernel::looped: break;
   }
   return {"norm_forward_looped_kernel", {}};
 }
 
 inline NormKernel kernel_of(const kernels::norm_cuda::NormBackwardPlan& p,
-                            const kernels::norm_cuda::HeldLayout& layout) {
+                            const kernels::norm_cuda::RegisterLayout& layout) {
   using enum kernels::norm_cuda::NormBackwardKernel;
   const auto& s = p.stream;
   switch (p.kernel) {
     case streamed:
       return {"norm_backward_stream_kernel",
               {p.pack, p.shape.lanes, p.shape.depth, p.shape.packs, static_cast<int>(p.shape.group), s.cluster}};
-    case held: return {"norm_backward_held_kernel", {p.pack, layout.threads, layout.elements}};
+    case in_registers: return {"norm_backward_registers_kernel", {p.pack, layout.threads, layout.elements}};
     case looped:
     case none: break;
   }
@@ -110,7 +111,7 @@ inline void offer_forward(SmallestShapes& smallest, const NormCase& c, bool cent
                                                                  .aligned = is_packed(c),
                                                                  .clusters = gpu_has_clusters(),
                                                                  .multiprocessors = multiprocessors});
-  if (adds && p.kernel != kernels::NormForwardPlan::Kernel::held) {
+  if (adds && p.kernel != kernels::NormForwardPlan::Kernel::in_registers) {
     return;  // such sums take more than one kernel
   }
   // Persistent blocks have up to 1024 threads on a multiprocessor.
@@ -128,8 +129,8 @@ inline void offer_backward(SmallestShapes& smallest, const NormCase& c, bool cen
                                                  .centered = centered,
                                                  .packs = is_packed(c),
                                                  .clusters = gpu_has_clusters()});
-  const HeldLayout layout = held_layout(c.columns, size, p.pack > 1, centered);
-  const bool reuses = p.kernel == NormBackwardKernel::streamed ? c.rows > kMeetings * p.teams * p.stream.groups
+  const RegisterLayout layout = register_layout(c.columns, size, p.pack > 1, centered);
+  const bool reuses = p.kernel == NormBackwardKernel::streamed ? c.rows > kExchanges * p.clusters * p.stream.groups
                                                                : c.rows > p.partial_rows * layout.rows();
   smallest.offer(kernel_of(p, layout), c, reuses);
 }

@@ -13,9 +13,10 @@
 #include <vector>
 
 #include <mica/core/copy.h>
-#include <mica/core/cuda/launch_record.h>
-#include <mica/core/random_kernels.h>
+#include <mica/core/cuda/detail/launch_record.h>
+#include <mica/core/detail/random_kernels.h>
 #include <mica/core/rng.h>
+#include <mica/infer/kernels/detail/decode_linear.h>
 #include <mica/mica.h>
 
 using namespace mica;
@@ -516,11 +517,11 @@ TEST_F(SmallCase, DrawTokens) {
   for (const DType dtype : {float32, bfloat16}) {
     const Tensor logits = (randn({3, 3000}) * 2).to(dtype);
     const Tensor seen = lt(rand({3, 3000}), 0.3);
-    for (const nn::SamplingOptions& options :
-         {nn::SamplingOptions{.temperature = 0}, nn::SamplingOptions{.top_k = 50},
-          nn::SamplingOptions{.temperature = 0.8, .top_p = 0.9, .repetition_penalty = 1.3}}) {
+    for (const infer::SamplingOptions& options :
+         {infer::SamplingOptions{.temperature = 0}, infer::SamplingOptions{.top_k = 50},
+          infer::SamplingOptions{.temperature = 0.8, .top_p = 0.9, .repetition_penalty = 1.3}}) {
       compare(fmt::format("{}, top_k {}, top_p {}", dtype, options.top_k, options.top_p), 0, [&](Device device) {
-        nn::Sampler sampler(options);
+        infer::Sampler sampler(options);
         return Tensors{sampler.draw(logits.to(device), seen.to(device))};
       });
     }
@@ -541,11 +542,11 @@ TEST_F(SmallCase, DecodeSteps) {
     }
     compare(fmt::format("{} bits", bits), 0.05, [&](Device device) {
       llama.to(device);
-      nn::KeyValueCache cache = llama.new_cache(2);
+      infer::LlamaDecoder decoder(llama, {.batch = 2});
       const Tensor there = tokens.to(device);
-      llama.next_token_logits(slice(there, 1, 0, 3), cache);
-      llama.next_token_logits(slice(there, 1, 3, 4), cache);
-      return Tensors{llama.next_token_logits(slice(there, 1, 4, 5), cache)};
+      decoder.prefill(slice(there, 1, 0, 3));
+      decoder.step(select(there, 1, 3));
+      return Tensors{decoder.step(select(there, 1, 4))};
     });
   }
 }
@@ -558,16 +559,16 @@ TEST_F(SmallCase, DecodeLinears) {
     const Tensor x = from({rows, 64}), residual = from({rows, 1024});
     compare(fmt::format("{} rows", rows), 0.05, [&](Device device) {
       const Tensor there = x.to(device);
-      const DecodeWeight a{.matrix = w.to(device)}, b{.matrix = v.to(device)};
-      return Tensors{decode_linear(there, {a, b}, {.norm_weight = norm.to(device)}),
-                     decode_linear(there, {a, b}, {.swiglu = true}),
-                     decode_linear(there, {a}, {.residual = residual.to(device)})};
+      const infer::DecodeWeight a{.matrix = w.to(device)}, b{.matrix = v.to(device)};
+      return Tensors{infer::decode_linear(there, {a, b}, {.norm_weight = norm.to(device)}),
+                     infer::decode_linear(there, {a, b}, {.swiglu = true}),
+                     infer::decode_linear(there, {a}, {.residual = residual.to(device)})};
     });
   }
   const Tensor wide = from({3136, 64}), x = from({12, 64});
   compare("many outputs", 0.05, [&](Device device) {
-    const DecodeWeight a{.matrix = wide.to(device)};
-    return Tensors{decode_linear(x.to(device), {a, a}, {.norm_weight = norm.to(device), .swiglu = true})};
+    const infer::DecodeWeight a{.matrix = wide.to(device)};
+    return Tensors{infer::decode_linear(x.to(device), {a, a}, {.norm_weight = norm.to(device), .swiglu = true})};
   });
   for (const int bits : {8, 4}) {
     const auto packed = [&](const Tensor& matrix) {
@@ -582,14 +583,15 @@ TEST_F(SmallCase, DecodeLinears) {
           there.packed = weight.packed.to(device);
           there.scale = weight.scale.to(device);
           there.zero = weight.zero.to(device);
-          return DecodeWeight{.quantized = there};
+          return infer::DecodeWeight{.quantized = there};
         };
-        const DecodeWeight a = on(p), b = on(q), c = on(many);
+        const infer::DecodeWeight a = on(p), b = on(q), c = on(many);
         const Tensor there = short_rows.to(device), norms = norm.to(device);
-        return Tensors{
-            decode_linear(there, {a, a}, {.norm_weight = norms}), decode_linear(there, {a, a}, {.swiglu = true}),
-            decode_linear(long_rows.to(device), {b}, {.residual = residual.to(device)}),
-            decode_linear(there, {c, c}, {.norm_weight = norms, .swiglu = true}), decode_linear(there, {c, c}, {})};
+        return Tensors{infer::decode_linear(there, {a, a}, {.norm_weight = norms}),
+                       infer::decode_linear(there, {a, a}, {.swiglu = true}),
+                       infer::decode_linear(long_rows.to(device), {b}, {.residual = residual.to(device)}),
+                       infer::decode_linear(there, {c, c}, {.norm_weight = norms, .swiglu = true}),
+                       infer::decode_linear(there, {c, c}, {})};
       });
     }
   }
@@ -602,10 +604,10 @@ TEST_F(SmallCase, DecodePrompt) {
   const Tensor x = from({1024, 64}), residual = from({1024, 1024});
   compare("products", 0.05, [&](Device device) {
     const Tensor there = x.to(device);
-    const DecodeWeight a{.matrix = w.to(device)}, b{.matrix = v.to(device)};
-    return Tensors{decode_linear(there, {a, b}, {.norm_weight = norm.to(device)}),
-                   decode_linear(there, {a, b}, {.swiglu = true}),
-                   decode_linear(there, {a}, {.residual = residual.to(device)})};
+    const infer::DecodeWeight a{.matrix = w.to(device)}, b{.matrix = v.to(device)};
+    return Tensors{infer::decode_linear(there, {a, b}, {.norm_weight = norm.to(device)}),
+                   infer::decode_linear(there, {a, b}, {.swiglu = true}),
+                   infer::decode_linear(there, {a}, {.residual = residual.to(device)})};
   });
   // A prompt, for which the product's kernel appends keys and values to the cache.
   nn::Llama llama(
@@ -617,8 +619,8 @@ TEST_F(SmallCase, DecodePrompt) {
   const Tensor tokens = randint(0, 64, {1, 1030});
   compare("a prompt", 0.05, [&](Device device) {
     llama.to(device);
-    nn::KeyValueCache cache = llama.new_cache(1);
-    return Tensors{llama(tokens.to(device), cache)};
+    infer::LlamaDecoder decoder(llama);
+    return Tensors{decoder.prefill(tokens.to(device))};
   });
 }
 
@@ -637,16 +639,12 @@ TEST_F(SmallCase, DecoderStep) {
     }
     compare(fmt::format("{} bits", bits), 0.05, [&](Device device) {
       llama.to(device);
-      nn::KeyValueCache cache = llama.new_cache(1);
+      infer::LlamaDecoder decoder(llama);
       const Tensor there = tokens.to(device);
-      llama.next_token_logits(slice(there, 1, 0, 3), cache);
-      const Tensor token = clone(slice(there, 1, 3, 4));
-      const bool replaces = llama.replace_by_next_token(token, cache);
-      EXPECT_EQ(replaces, device.is_cuda() && has_prompt_kernels(bfloat16, 64, device));
-      if (!replaces) {
-        llama.next_token_logits(token, cache);
-      }
-      return Tensors{llama.next_token_logits(slice(there, 1, 4, 5), cache)};
+      decoder.prefill(slice(there, 1, 0, 3));
+      const Tensor token = clone(select(there, 1, 3));
+      decoder.replace(token);
+      return Tensors{decoder.step(select(there, 1, 4))};
     });
   }
 }

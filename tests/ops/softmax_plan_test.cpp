@@ -30,9 +30,9 @@ SoftmaxPlan plan(std::int64_t columns, int element_size, bool backward = false, 
 }
 
 /// A layout's kind of kernel, for comparisons.
-enum class Kernel { looped, held, streamed };
+enum class Kernel { looped, in_registers, streamed };
 Kernel kernel_of(const SoftmaxPlan& p) {
-  return p.layout < 0 ? Kernel::looped : kSoftmaxLayouts[p.layout].streamed ? Kernel::streamed : Kernel::held;
+  return p.layout < 0 ? Kernel::looped : kSoftmaxLayouts[p.layout].streamed ? Kernel::streamed : Kernel::in_registers;
 }
 Group group_of(const SoftmaxPlan& p) { return kSoftmaxLayouts[p.layout].group; }
 
@@ -126,22 +126,22 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
   EXPECT_EQ(group_of(plan(1032, 2)), Group::block);
   for (const int size : {2, 4}) {
     for (const bool backward : {false, true}) {
-      EXPECT_EQ(kernel_of(plan(8192, size, backward)), Kernel::held);
-      EXPECT_EQ(kernel_of(plan(8200, size, backward)), Kernel::held);
+      EXPECT_EQ(kernel_of(plan(8192, size, backward)), Kernel::in_registers);
+      EXPECT_EQ(kernel_of(plan(8200, size, backward)), Kernel::in_registers);
       EXPECT_EQ(group_of(plan(16'384, size, backward)), size == 4 && backward ? Group::cluster : Group::block);
       EXPECT_EQ(group_of(plan(16'392, size, backward)), Group::cluster);
-      EXPECT_EQ(kernel_of(plan(16'392, size, backward)), Kernel::held);
-      EXPECT_EQ(kernel_of(plan(32'768, size, backward)), Kernel::held);
+      EXPECT_EQ(kernel_of(plan(16'392, size, backward)), Kernel::in_registers);
+      EXPECT_EQ(kernel_of(plan(32'768, size, backward)), Kernel::in_registers);
       for (const std::int64_t n : {65'536, 131'072, 262'144}) {
-        EXPECT_EQ(kernel_of(plan(n, size, backward)), backward ? Kernel::held : Kernel::streamed) << n;
-        EXPECT_EQ(kernel_of(plan(n, size, backward, 16, true, /*masked=*/true)), Kernel::held) << n;
+        EXPECT_EQ(kernel_of(plan(n, size, backward)), backward ? Kernel::in_registers : Kernel::streamed) << n;
+        EXPECT_EQ(kernel_of(plan(n, size, backward, 16, true, /*masked=*/true)), Kernel::in_registers) << n;
       }
       EXPECT_EQ(kernel_of(plan(262'208, size, backward)), Kernel::looped);
     }
   }
   EXPECT_EQ(plan(131'072, 2).cluster, 8);
-  EXPECT_EQ(kernel_of(plan(64'512, 2)), Kernel::streamed);  // 4 blocks of 504 threads, rounded up to 512
-  EXPECT_EQ(kernel_of(plan(80'000, 2)), Kernel::held);      // 8 blocks of 320 threads would leave too many unused
+  EXPECT_EQ(kernel_of(plan(64'512, 2)), Kernel::streamed);      // 4 blocks of 504 threads, rounded up to 512
+  EXPECT_EQ(kernel_of(plan(80'000, 2)), Kernel::in_registers);  // 8 blocks of 320 threads would leave too many unused
   EXPECT_EQ(plan(32'776, 4).cluster, 8);
   EXPECT_EQ(plan(131'072, 4).cluster, 8);
   EXPECT_EQ(plan(140'000, 4).cluster, 16);
@@ -152,12 +152,12 @@ TEST(SoftmaxPlan, ChoosesByLengthAndAlignment) {
 TEST(SoftmaxPlan, UnalignedRows) {
   for (const int size : {2, 4, 8}) {
     for (const bool backward : {false, true}) {
-      for (const auto& [columns, threads] : {std::pair(127, 8), std::pair(129, 32), std::pair(1023, 32),
-                                             std::pair(1025, 160), std::pair(10'000'001, 512)}) {
+      for (const auto& [columns, threads] : {std::pair(127, 8), std::pair(129, 32), std::pair(511, 32),
+                                             std::pair(1025, 96), std::pair(10'000'001, 512)}) {
         const SoftmaxPlan p = plan(columns, size, backward, size);
         EXPECT_EQ(kernel_of(p), Kernel::looped) << columns;
         EXPECT_EQ(p.threads, threads) << columns;
-        EXPECT_EQ(p.rows, columns > 1024 ? 1 : 256 / threads) << columns;
+        EXPECT_EQ(p.rows, columns > 512 ? 1 : 256 / threads) << columns;
       }
     }
   }

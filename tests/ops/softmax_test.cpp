@@ -158,7 +158,7 @@ std::string kernel_of(std::int64_t n, DType dtype, std::int64_t offset, bool bac
                                    .clusters = gpu_has_clusters(),
                                    .backward = backward})
                          .layout;
-  return op + (layout < 0 ? "looped" : kSoftmaxLayouts[layout].streamed ? "streamed" : "held");
+  return op + (layout < 0 ? "looped" : kSoftmaxLayouts[layout].streamed ? "streamed" : "registers");
 }
 
 // Each length is the longest or the shortest for a kernel. The number of rows is not a multiple of a block's rows.

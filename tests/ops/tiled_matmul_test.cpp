@@ -96,7 +96,7 @@ std::string describe(const Tensor& a, const Tensor& b) {
 TEST(TiledMatmul, MatchesReference) {
   manual_seed(1);
   OneIn three(3);
-  // Sizes around those of tiles, which have 64 to 256 rows or columns, and of pieces of K, which have 16 to 64.
+  // Sizes around those of tiles, which have 64 to 256 rows or columns, and of slices of K, which have 16 to 64.
   const std::vector<std::array<std::int64_t, 3>> sizes{{1, 1, 1},      {1, 8, 3},      {8, 1, 16},     {7, 5, 9},
                                                        {64, 64, 64},   {65, 72, 17},   {128, 128, 64}, {127, 136, 8},
                                                        {129, 120, 65}, {128, 256, 63}, {255, 264, 40}, {257, 248, 33},

@@ -186,7 +186,7 @@ TEST(View, Errors) {
   expect_error([&] { select(x, 1, 3); }, "select: expected an index in [-3, 3), got 3");
   expect_error([&] { expand(x, {4, 3}); }, "shape [2, 3] does not broadcast to [4, 3]");
   expect_error([&] { expand(x, {3}); }, "expected at least 2 axes");
-  expect_error([&] { split(x, 0); }, "pieces of at least 1");
+  expect_error([&] { split(x, 0); }, "parts of at least 1");
   expect_error([&] { split(x, {1, 5}); }, "split: expected sizes that add up to 2, got more");
   expect_error([&] { split(x, {1, -1}); }, "split: expected sizes of at least 0, got -1");
   expect_error([&] { split(x, {1, 0}); }, "split: expected sizes that add up to");
@@ -210,8 +210,8 @@ TEST(View, SliceByHugeSteps) {
     sum(slice(leaf, 1, 1, 5, most)).backward();
     expect_close(leaf.grad(), {0, 1, 0, 0, 0, 0, 1, 0, 0, 0}, 0, 0);
   }
-  const Tensor pieces = split(arange(5), most)[0];
-  expect_close(pieces, {0, 1, 2, 3, 4}, 0, 0);
+  const Tensor parts = split(arange(5), most)[0];
+  expect_close(parts, {0, 1, 2, 3, 4}, 0, 0);
 }
 
 TEST(View, ReshapeOfEmptyTensorsToHugeShapes) {

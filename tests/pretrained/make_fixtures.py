@@ -14,8 +14,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # the same results on every
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig
-from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
@@ -58,6 +58,10 @@ MODELS = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, tie_word_embeddings=True, rope_parameters=YARN), None),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**LLAMA, head_dim=8, tie_word_embeddings=True, rope_parameters=LINEAR),
               None),
+    # No text is longer than the window.
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**LLAMA, head_dim=8, sliding_window=16, query_pre_attn_scalar=12,
+                                               attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
+                                               rope_parameters=PLAIN), None),
     "bert": (BertModel, BertConfig(**BERT), None),
     "bert_tanh_sharded": (BertModel, BertConfig(**BERT, hidden_act="gelu_new", type_vocab_size=3), "12KB"),
     "bert_no_pooler": (BertModel, BertConfig(**{**BERT, "hidden_size": 24, "num_attention_heads": 3},

@@ -13,7 +13,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/rng.h>
-#include <mica/dist/data_parallel.h>
+#include <mica/distributed/data_parallel.h>
 #include <mica/nn/layer_norm.h>
 #include <mica/nn/linear.h>
 #include <mica/ops/elementwise/binary.h>
@@ -24,7 +24,7 @@
 #include <mica/ops/view/view.h>
 #include <mica/optim/adamw.h>
 
-namespace mica::dist {
+namespace mica::distributed {
 namespace {
 
 using namespace testing_support;
@@ -621,4 +621,4 @@ TEST(DataParallelRanks, TrainsAsOneRankDoes) {
 }
 
 }  // namespace
-}  // namespace mica::dist
+}  // namespace mica::distributed

@@ -24,17 +24,17 @@
 #include <thread>
 #include <utility>
 
-#include <mica/core/allocation_fault.h>
 #include <mica/core/check.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/allocation_fault.h>
 #include <mica/core/dispatch.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 
 namespace {
 
 using mica::Tensor;
-namespace dist = mica::dist;
+namespace distributed = mica::distributed;
 using Clock = std::chrono::steady_clock;
 
 // Shuts down this rank's sockets whose own or remote port is MICA_DIST_PORT or one of the 15 ports after it. MPI's
@@ -69,7 +69,7 @@ bool hurt_at_once(const std::string& how) {
   return true;
 }
 
-void hurt_in_loop(const std::string& how, const dist::Group& world, mica::Device device) {
+void hurt_in_loop(const std::string& how, const distributed::Group& world, mica::Device device) {
   const Tensor x = mica::full({100}, 1.0, mica::float32, device);
   if (how == "throw") {
     throw std::runtime_error("loss is not finite");
@@ -103,7 +103,7 @@ void hurt_in_loop(const std::string& how, const dist::Group& world, mica::Device
 }
 
 // Whether other collectives fail for the reason in `first`, the text of an Error of all_reduce.
-bool later_calls_fail(const dist::Group& world, const std::string& first) {
+bool later_calls_fail(const distributed::Group& world, const std::string& first) {
   const std::string reason = first.substr(std::min(first.find(": "), first.size()));
   const std::pair<const char*, std::function<void()>> calls[] = {
       {"barrier", [&] { world.barrier(); }},
@@ -135,14 +135,14 @@ int main(int argc, char** argv) {
   const std::string how = argv[1], folder = argv[4];
   const int victim = std::atoi(argv[2]);
   const auto moment = std::chrono::milliseconds(std::atoi(argv[3]));
-  const dist::Group world = dist::world();
-  const dist::Group half = world.split(world.rank() % 2);
+  const distributed::Group world = distributed::world();
+  const distributed::Group half = world.split(world.rank() % 2);
   // With these faults, results may be wrong until the fault is detected.
   const bool diverges = how == "other" || how == "size" || how == "dtype";
   const bool is_victim = world.rank() == victim;
   if (how == "last") {
     try {
-      world.all_reduce(mica::full({100}, 1.0), is_victim ? dist::Reduction::max : dist::Reduction::sum);
+      world.all_reduce(mica::full({100}, 1.0), is_victim ? distributed::Reduction::max : distributed::Reduction::sum);
     } catch (const mica::Error& error) {  // without MPI
       std::fprintf(stderr, "rank %d: %s\n", world.rank(), error.what());
       return 1;
@@ -151,19 +151,19 @@ int main(int argc, char** argv) {
   }
   { std::ofstream(fmt::format("{}/process_{}", folder, world.rank())) << getpid() << "\n"; }
   const mica::Device device =
-      std::getenv("MICA_FAULT_CUDA") != nullptr ? mica::Device::cuda(dist::local_rank()) : mica::Device();
+      std::getenv("MICA_FAULT_CUDA") != nullptr ? mica::Device::cuda(distributed::local_rank()) : mica::Device();
   const mica::DeviceGuard current(device);
   std::atomic<bool> now{false};
   const auto loop = [&] {
     const Tensor x = mica::full({100}, 1.0, mica::float32, device),
                  large = mica::full({200000}, 1.0, mica::float32, device);
     for (;;) {
-      dist::Work work = world.start_all_reduce(large, dist::Reduction::mean);
-      half.all_reduce(x, dist::Reduction::mean);
+      distributed::Work work = world.start_all_reduce(large, distributed::Reduction::mean);
+      half.all_reduce(x, distributed::Reduction::mean);
       if (is_victim && now) {
         hurt_in_loop(how, world, device);
       }
-      world.all_reduce(x, dist::Reduction::mean);
+      world.all_reduce(x, distributed::Reduction::mean);
       work.wait();
       // Results that a GPU computed with an aborted collective must not be visible.
       for (const float value : mica::to_vector<float>(x)) {
@@ -175,7 +175,7 @@ int main(int argc, char** argv) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   };
-  for (const dist::Group& group : {world, half}) {
+  for (const distributed::Group& group : {world, half}) {
     group.all_reduce(mica::full({1}, 1.0, mica::float32, device));  // connects the GPUs before the timer starts
   }
   mica::synchronize(device);
@@ -202,7 +202,7 @@ int main(int argc, char** argv) {
     std::ofstream(fmt::format("{}/error_{}", folder, world.rank()))
         << fmt::format("{:.2f} {}\n", seconds, error.what());
     if (is_victim && how == "memory") {
-      dist::report_failure(error.what());
+      distributed::report_failure(error.what());
     }
   }
   return 1;

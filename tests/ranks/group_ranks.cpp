@@ -9,9 +9,9 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/half.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 
-namespace mica::dist {
+namespace mica::distributed {
 namespace {
 
 Tensor filled(const Shape& shape, double value, DType dtype = float32) {
@@ -211,4 +211,4 @@ TEST(GroupOfRanks, EmptyTensors) {
 }
 
 }  // namespace
-}  // namespace mica::dist
+}  // namespace mica::distributed

@@ -14,20 +14,20 @@
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/dispatch.h>
-#include <mica/dist/group.h>
+#include <mica/distributed/group.h>
 
 namespace {
 
 using mica::Tensor;
-namespace dist = mica::dist;
+namespace distributed = mica::distributed;
 
 int passed = 0, failed = 0, skipped = 0;
 
 // After each test, the ranks agree on its result.
 class Agreement : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
-    if (result.failed() || (result.skipped() && dist::world().rank() == 0)) {
-      std::printf("rank %d: %s:%d: %s\n", dist::world().rank(), result.file_name() ? result.file_name() : "?",
+    if (result.failed() || (result.skipped() && distributed::world().rank() == 0)) {
+      std::printf("rank %d: %s:%d: %s\n", distributed::world().rank(), result.file_name() ? result.file_name() : "?",
                   result.line_number(), result.message());
       std::fflush(stdout);
     }
@@ -38,10 +38,10 @@ class Agreement : public testing::EmptyTestEventListener {
                                                         : test.result()->Skipped() ? 1
                                                                                    : 0},
                                                        {1});
-    dist::world().all_reduce(state, dist::Reduction::max);
+    distributed::world().all_reduce(state, distributed::Reduction::max);
     const std::int64_t worst = mica::to_vector<std::int64_t>(state)[0];
     ++(worst == 2 ? failed : worst == 1 ? skipped : passed);
-    if (worst == 2 && dist::world().rank() == 0) {
+    if (worst == 2 && distributed::world().rank() == 0) {
       std::printf("FAILED: %s.%s\n", test.test_suite_name(), test.name());
       std::fflush(stdout);
     }
@@ -57,13 +57,13 @@ int main(int argc, char** argv) {
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
   listeners.Append(new Agreement);
-  const dist::Group world = dist::world();
+  const distributed::Group world = distributed::world();
   std::optional<mica::DeviceGuard> current;
   if (argc > 1 && std::strcmp(argv[1], "--cuda") == 0) {
-    mica::check(dist::local_rank() < mica::cuda_device_count(), "expected a GPU for each rank, got {}",
+    mica::check(distributed::local_rank() < mica::cuda_device_count(), "expected a GPU for each rank, got {}",
                 mica::cuda_device_count());
-    mica::dist::rank_device() = mica::Device::cuda(dist::local_rank());
-    current.emplace(mica::dist::rank_device());
+    mica::distributed::rank_device() = mica::Device::cuda(distributed::local_rank());
+    current.emplace(mica::distributed::rank_device());
   }
   const bool all_well = RUN_ALL_TESTS() == 0;
   if (world.rank() == 0) {

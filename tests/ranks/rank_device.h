@@ -3,7 +3,7 @@
 #include <mica/core/device.h>
 #include <mica/core/tensor.h>
 
-namespace mica::dist {
+namespace mica::distributed {
 
 /// The device of the tests' tensors: the CPU, or this rank's GPU.
 inline Device& rank_device() {
@@ -13,4 +13,4 @@ inline Device& rank_device() {
 
 inline Tensor here(const Tensor& x) { return x.to(rank_device()); }
 
-}  // namespace mica::dist
+}  // namespace mica::distributed

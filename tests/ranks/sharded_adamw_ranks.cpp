@@ -11,7 +11,7 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
 #include <mica/core/rng.h>
-#include <mica/dist/sharded_adamw.h>
+#include <mica/distributed/sharded_adamw.h>
 #include <mica/nn/linear.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
@@ -21,7 +21,7 @@
 #include <mica/optim/ema.h>
 #include <mica/optim/grad_scaler.h>
 
-namespace mica::dist {
+namespace mica::distributed {
 namespace {
 
 using testing_support::expect_error;
@@ -736,4 +736,4 @@ TEST(ShardedAdamWOfRanks, RanksMustAgree) {
 }
 
 }  // namespace
-}  // namespace mica::dist
+}  // namespace mica::distributed

@@ -6,18 +6,18 @@
 
 namespace mica::train::detail {
 
-std::vector<bool> true_on_any(const dist::Group& group, const std::vector<bool>& conditions) {
+std::vector<bool> true_on_any(const distributed::Group& group, const std::vector<bool>& conditions) {
   if (group.size() == 1) {
     return conditions;
   }
   const std::vector<std::uint8_t> own(conditions.begin(), conditions.end());
   const Tensor any = from_data(own, {static_cast<std::int64_t>(own.size())});
-  group.all_reduce(any, dist::Reduction::max);
+  group.all_reduce(any, distributed::Reduction::max);
   const std::vector<std::uint8_t> all = to_vector<std::uint8_t>(any);
   return {all.begin(), all.end()};
 }
 
-std::vector<int> ranks_where(const dist::Group& group, bool condition) {
+std::vector<int> ranks_where(const distributed::Group& group, bool condition) {
   const Tensor own = full({1}, condition ? 1 : 0, uint8), of_ranks = empty({group.size()}, uint8);
   group.all_gather(own, of_ranks);
   const std::vector<std::uint8_t> values = to_vector<std::uint8_t>(of_ranks);
@@ -30,7 +30,7 @@ std::vector<int> ranks_where(const dist::Group& group, bool condition) {
   return ranks;
 }
 
-std::string broadcast(const dist::Group& group, std::string text) {
+std::string broadcast(const distributed::Group& group, std::string text) {
   const Tensor size = from_data({static_cast<std::int64_t>(text.size())}, Shape{});
   group.broadcast(size);
   text.resize(static_cast<std::size_t>(size.item()));

@@ -7,8 +7,8 @@ namespace {
 /// Each rank has the whole optimizer state.
 class Replicated final : public GroupOptimizer {
  public:
-  Replicated(optim::Optimizer& optimizer, const nn::Module& model, const dist::DataParallelOptions& options,
-             const dist::Group& group)
+  Replicated(optim::Optimizer& optimizer, const nn::Module& model, const distributed::DataParallelOptions& options,
+             const distributed::Group& group)
       : parallel_(model, group, options), optimizer_(optimizer) {}
 
   void backward(const Tensor& loss, const Tensor& gradient, bool last) override {
@@ -33,14 +33,14 @@ class Replicated final : public GroupOptimizer {
   }
 
  private:
-  dist::DataParallel parallel_;
+  distributed::DataParallel parallel_;
   optim::Optimizer& optimizer_;
 };
 
 /// Each rank has the state for its share of the weights.
 class Sharded final : public GroupOptimizer {
  public:
-  explicit Sharded(dist::ShardedAdamW& optimizer) : optimizer_(optimizer) {}
+  explicit Sharded(distributed::ShardedAdamW& optimizer) : optimizer_(optimizer) {}
 
   void backward(const Tensor& loss, const Tensor& gradient, bool last) override {
     const auto guard = optimizer_.accumulate(!last);
@@ -55,17 +55,18 @@ class Sharded final : public GroupOptimizer {
   std::size_t state_bytes() const override { return optimizer_.state_bytes(); }
 
  private:
-  dist::ShardedAdamW& optimizer_;
+  distributed::ShardedAdamW& optimizer_;
 };
 
 }  // namespace
 
 std::unique_ptr<GroupOptimizer> group_optimizer(optim::Optimizer& optimizer, const nn::Module& model,
-                                                const dist::DataParallelOptions& options, const dist::Group& group) {
+                                                const distributed::DataParallelOptions& options,
+                                                const distributed::Group& group) {
   return std::make_unique<Replicated>(optimizer, model, options, group);
 }
 
-std::unique_ptr<GroupOptimizer> group_optimizer(dist::ShardedAdamW& optimizer) {
+std::unique_ptr<GroupOptimizer> group_optimizer(distributed::ShardedAdamW& optimizer) {
   return std::make_unique<Sharded>(optimizer);
 }
 

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <memory>
 
-#include <mica/dist/data_parallel.h>
-#include <mica/dist/sharded_adamw.h>
+#include <mica/distributed/data_parallel.h>
+#include <mica/distributed/sharded_adamw.h>
 #include <mica/optim/optimizer.h>
 
 namespace mica::train::detail {
@@ -34,9 +34,10 @@ class GroupOptimizer {
 
 /// Each rank updates all weights. The optimizer must outlive the result.
 std::unique_ptr<GroupOptimizer> group_optimizer(optim::Optimizer& optimizer, const nn::Module& model,
-                                                const dist::DataParallelOptions& options, const dist::Group& group);
+                                                const distributed::DataParallelOptions& options,
+                                                const distributed::Group& group);
 
 /// Each rank updates its share of the weights. The optimizer must outlive the result.
-std::unique_ptr<GroupOptimizer> group_optimizer(dist::ShardedAdamW& optimizer);
+std::unique_ptr<GroupOptimizer> group_optimizer(distributed::ShardedAdamW& optimizer);
 
 }  // namespace mica::train::detail

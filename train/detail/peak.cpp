@@ -1,7 +1,7 @@
 #include <string>
 #include <string_view>
 
-#include <mica/core/device_info.h>
+#include <mica/core/device.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/train/detail/peak.h>
 

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <optional>
 
-#include <mica/autograd/profiler.h>
+#include <mica/profiler/profiler.h>
 #include <mica/train/training_step.h>
 
 namespace mica::train::detail {

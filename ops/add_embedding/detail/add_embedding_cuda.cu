@@ -12,7 +12,7 @@
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/add_embedding/detail/add_embedding_kernels.h>
 #include <mica/ops/dropout/detail/drop_pack_cuda.cuh>
-#include <mica/ops/rows/rows_cuda.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
 
 namespace mica::kernels {
 
@@ -23,7 +23,7 @@ namespace {
 constexpr int kRows = 8;  // per block, one warp each
 
 template <class T>
-struct Arguments {
+struct AddEmbeddingArguments {
   const T* weight;
   const std::int64_t* indices;
   const T* addend;
@@ -38,7 +38,7 @@ struct Arguments {
 };
 
 template <class T, bool kDrop>
-__global__ void __launch_bounds__(kRows* kWarp) add_embedding_kernel(const Arguments<T> a) {
+__global__ void __launch_bounds__(kRows* kWarp) add_embedding_kernel(const AddEmbeddingArguments<T> a) {
   constexpr int V = 16 / sizeof(T);
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + threadIdx.y;
   if (row >= a.rows) {
@@ -74,17 +74,17 @@ bool add_embedding(Cuda, const AddEmbedding& args) {
   on_dtype(FloatTypes{}, args.y.dtype(), "add_embedding", [&]<class T>() {
     if constexpr (sizeof(T) <= sizeof(float)) {
       const std::int64_t columns = args.weight.size(1);
-      const Arguments<T> a{.weight = args.weight.data<T>(),
-                           .indices = args.indices.data<std::int64_t>(),
-                           .addend = args.addend.data<T>(),
-                           .y = args.y.data<T>(),
-                           .rows = args.indices.numel(),
-                           .columns = columns,
-                           .table_rows = args.weight.size(0),
-                           .addend_rows = args.addend.numel() / columns,
-                           .key = args.dropout.key,
-                           .threshold = args.dropout.threshold,
-                           .scale = static_cast<float>(args.dropout.scale())};
+      const AddEmbeddingArguments<T> a{.weight = args.weight.data<T>(),
+                                       .indices = args.indices.data<std::int64_t>(),
+                                       .addend = args.addend.data<T>(),
+                                       .y = args.y.data<T>(),
+                                       .rows = args.indices.numel(),
+                                       .columns = columns,
+                                       .table_rows = args.weight.size(0),
+                                       .addend_rows = args.addend.numel() / columns,
+                                       .key = args.dropout.key,
+                                       .threshold = args.dropout.threshold,
+                                       .scale = static_cast<float>(args.dropout.scale())};
       with_pack_size<T>(
           columns,
           [&]<int V>(std::integral_constant<int, V>) {

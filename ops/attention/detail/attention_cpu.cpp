@@ -55,10 +55,10 @@ void forward(const AttentionWeightsForward& args) {
                   return sees_nothing();
                 }
                 x = (x - most).exp();
-                const S share = 1 / x.sum();
+                const S factor = 1 / x.sum();
                 // The test is needed because Eigen's exp(-inf) is the smallest positive number, not 0.
-                std::transform(row.data(), row.data() + seen, scores + at, weights + at, [share](S value, T score) {
-                  return static_cast<T>(static_cast<S>(score) == kNever ? S{0} : value * share);
+                std::transform(row.data(), row.data() + seen, scores + at, weights + at, [factor](S value, T score) {
+                  return static_cast<T>(static_cast<S>(score) == kNever ? S{0} : value * factor);
                 });
                 std::fill(weights + at + seen, weights + at + keys, static_cast<T>(S{0}));
               });

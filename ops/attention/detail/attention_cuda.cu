@@ -2,8 +2,8 @@
 //
 //     q · kᵀ ──> scores ──> scale, mask, softmax ──> weights ──> dropout_kernel ──> · v ──> out
 //
-// The softmax is the one of ops/softmax, with a rule for the causal mask. dropout_kernel decides on 16 weights of 16
-// queries and 16 keys with one draw, like the kernels of flash_attention.md, and so drops the same weights.
+// The softmax is the one of ops/softmax, with a rule for the causal mask. dropout_kernel drops the same weights as the
+// kernels of flash_attention.md.
 
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
@@ -33,12 +33,12 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t kept = detail::kept_of_dropout_group(
       detail::draw_dropout_group(absolute_key(dropout.key), row_of_blocks, key_block, u, v), dropout.threshold);
   const std::int64_t matrix = row_of_blocks / row_blocks * queries * keys;
-  for (int place = 0; place < 16; ++place) {
-    const std::int64_t query = row_of_blocks % row_blocks * kBlock + detail::query_of_dropout_group(u, place);
-    const std::int64_t key = key_block * kBlock + detail::key_of_dropout_group(v, place);
+  for (int element = 0; element < 16; ++element) {
+    const std::int64_t query = row_of_blocks % row_blocks * kBlock + detail::query_of_dropout_group(u, element);
+    const std::int64_t key = key_block * kBlock + detail::key_of_dropout_group(v, element);
     if (query < queries && key < keys) {
       const std::int64_t at = matrix + query * keys + key;
-      y[at] = static_cast<T>((kept >> place & 1) != 0 ? static_cast<Accumulate<T>>(x[at]) * scale : Accumulate<T>{0});
+      y[at] = static_cast<T>((kept >> element & 1) != 0 ? static_cast<Accumulate<T>>(x[at]) * scale : Accumulate<T>{0});
     }
   }
 }

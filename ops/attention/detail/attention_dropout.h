@@ -12,14 +12,13 @@
 //    8 … 15 │   quarter    │   quarter    │       query 2u + 1     x          x
 //           └──────────────┴──────────────┘
 //
-// Each element has a random number of 8 bits; those of a group are the 128 bits of one Philox block. The bits are
-// stored by plane: bit i of all 16 numbers is one half of one of the block's words. So one logical operation per bit
-// compares all 16 numbers with the threshold at once. In the register layout of tensor cores, the elements of a group
-// are in lanes of two adjacent rows, whether rows are queries or keys (flash_attention_dropout.cuh).
+// Each element has a random number of 8 bits, and those of a group are the 128 bits of one Philox block. Bit i of all
+// 16 numbers is one half of one of its words, so that one logical operation per bit compares all of them with the
+// threshold.
 
 #include <cstdint>
 
-#include <mica/core/philox_rounds.h>
+#include <mica/core/detail/philox_rounds.h>
 #include <mica/ops/dropout/detail/dropout_choice.h>
 
 namespace mica {
@@ -37,11 +36,13 @@ MICA_HOST_DEVICE inline PhiloxBlock draw_dropout_group(PhiloxKey key, std::uint3
   return philox_rounds<7>(key, (std::uint64_t{row_of_blocks} << 32) | (block_of_keys * 16 + u * 4 + v));
 }
 
-/// The query and the key, within their block, of element `place` (0 to 15) of group (u, v).
-MICA_HOST_DEVICE constexpr int query_of_dropout_group(int u, int place) {
-  return place / 8 * 8 + 2 * u + place / 4 % 2;
+/// The query and the key, within their block, of an element (0 to 15) of group (u, v).
+MICA_HOST_DEVICE constexpr int query_of_dropout_group(int u, int element) {
+  return element / 8 * 8 + 2 * u + element / 4 % 2;
 }
-MICA_HOST_DEVICE constexpr int key_of_dropout_group(int v, int place) { return place % 2 * 8 + 2 * v + place / 2 % 2; }
+MICA_HOST_DEVICE constexpr int key_of_dropout_group(int v, int element) {
+  return element % 2 * 8 + 2 * v + element / 2 % 2;
+}
 
 /// Bit i of the result says whether element i of a group is kept, that is, whether its number is at least the
 /// threshold.

@@ -22,9 +22,9 @@ inline void draw_kept_rows(const WeightDropout& dropout, std::int64_t row_of_blo
                                      static_cast<std::uint32_t>((first + key) / kBlock), static_cast<std::uint32_t>(u),
                                      static_cast<std::uint32_t>(v)),
           dropout.threshold);
-      for (int place = 0; place < 16; ++place) {
-        kept[detail::query_of_dropout_group(u, place) * stride + key + detail::key_of_dropout_group(v, place)] =
-            bits >> place & 1;
+      for (int element = 0; element < 16; ++element) {
+        kept[detail::query_of_dropout_group(u, element) * stride + key + detail::key_of_dropout_group(v, element)] =
+            bits >> element & 1;
       }
     }
   }

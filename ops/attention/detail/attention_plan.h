@@ -24,20 +24,19 @@ struct AttentionProblem {
   bool masked = false;           // there is a mask tensor
   bool mask_gradient = false;    // its gradient is needed
   bool drops = false;            // there is dropout
+  bool capped = false;           // the scores are capped
   bool empty = false;            // q, k or v has no elements
 };
 
-/// The implementations that support a call, best first. `composed` is always included. Whether cuDNN and the flash
-/// kernel are available, and support the strides, is checked separately.
+/// The implementations that support a call, best first. `composed` is always included, and alone for capped scores.
+/// Whether cuDNN and the flash kernel are available, and support the strides, is checked separately.
 ///
-/// On the CPU, the backward of the blocked kernel has one thread per key head. With few key heads and small matrices of
-/// weights, composed attention is faster, since its products use all threads.
+/// On the CPU, the backward of the blocked kernel has one thread per key head, so composed attention is faster with few
+/// key heads and small matrices of weights.
 ///
-/// On CUDA, only the flash kernel supports dropout and masks. Without these, the flash kernel is faster for heads of up
-/// to 64 columns on GPUs with wgmma, and cuDNN for wider heads and on other GPUs. There are two exceptions, where the
-/// flash kernel comes first:
-/// - Lengths that are not a multiple of 64. cuDNN compiles a kernel for each shape, which takes 50 to 800 ms, and when
-///   text is generated, every token changes the length.
+/// On CUDA, only the flash kernel supports dropout and masks. Without these, it is faster for heads of up to 64 columns
+/// on GPUs with wgmma, and otherwise cuDNN, except for
+/// - lengths that are not a multiple of 64: cuDNN compiles a kernel for each shape, which takes 50 to 800 ms;
 /// - B · H · T · S elements of 16 bits that take more than 1 GiB, since cuDNN's deterministic backward stores them.
 std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem);
 

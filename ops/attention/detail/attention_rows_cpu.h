@@ -9,8 +9,8 @@
 
 namespace mica::kernels {
 
-/// A row of the accumulation type. It is aligned and a whole number of packets long, so that an element's result does
-/// not depend on the row's address.
+/// A row of the accumulation type. It is aligned and padded to whole packets, so that results do not depend on its
+/// address.
 template <class S>
 using Row = Eigen::Array<S, Eigen::Dynamic, 1>;
 /// The first packets of a row.

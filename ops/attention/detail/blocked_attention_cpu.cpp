@@ -9,13 +9,14 @@
 #include <limits>
 #include <numeric>
 
-#include <mica/core/half_cpu.h>
+#include <mica/core/detail/ceil_div.h>
+#include <mica/core/detail/half_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/attention/detail/attention_dropout_cpu.h>
 #include <mica/ops/attention/detail/attention_rows_cpu.h>
 #include <mica/ops/attention/detail/fused_attention_kernels.h>
-#include <mica/ops/gemm/few_rows.h>
-#include <mica/ops/gemm/gemm_cpu.h>
+#include <mica/ops/gemm/detail/few_rows.h>
+#include <mica/ops/gemm/detail/gemm_cpu.h>
 
 namespace mica::kernels {
 
@@ -75,7 +76,7 @@ void drop(S* values, const std::uint8_t* kept, std::int64_t n, S scale) {
 
 template <class S>
 const S* zeros(std::int64_t n, Workspace<S>& space) {
-  space.zeros.assign(gemm::tiles(n, gemm::Tile<S>::kColumns) * gemm::Tile<S>::kColumns, S{0});
+  space.zeros.assign(ceil_div(n, gemm::Tile<S>::kColumns) * gemm::Tile<S>::kColumns, S{0});
   return space.zeros.data();
 }
 
@@ -195,9 +196,9 @@ void forward_block(const FusedAttention& args, std::int64_t batch, std::int64_t 
   }
   S* const lse = args.lse.data<S>() + (batch * args.q.size(1) + head) * args.q.size(2) + first;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const S share = total[i] == 0 ? S{0} : 1 / total[i];
+    const S factor = total[i] == 0 ? S{0} : 1 / total[i];
     std::transform(sums + i * values, sums + (i + 1) * values, sums + i * values,
-                   [share](S sum) { return sum * share; });
+                   [factor](S sum) { return sum * factor; });
     narrow(sums + i * values, values, out.row(first + i));
     lse[i] = total[i] == 0 ? kNever : most[i] + std::log(total[i]);
   }
@@ -257,8 +258,8 @@ class BackwardHead {
           lse(of.args_.lse.template data<S>() + (of.batch_ * of.args_.q.size(1) + head) * of.args_.q.size(2) + first) {}
   };
 
-  // Computes weights and their gradients for a block of keys. Calls `each` with every row of them; it may overwrite the
-  // row.
+  // Computes weights and their gradients for a block of keys. Calls `each` with every row of them, which it may
+  // overwrite.
   template <class Each>
   void for_rows(const Queries& block, std::int64_t key, std::int64_t keys, const Each& each) {
     const bool drops = args_.dropout.drops();
@@ -295,7 +296,7 @@ class BackwardHead {
     }
   }
 
-  // Whether add_queries() computes the means itself: it has whole rows of weights if there is one block of keys.
+  // Whether add_queries() computes the means: with a single block of keys, it has whole rows of weights.
   static bool sums_here(const Queries& block) { return block.last_key <= kKeys && !std::is_same_v<S, T>; }
 
   // Σ dweights · weights of each row. It equals Σ dout · out, unless `out` has been rounded to 16 bits.

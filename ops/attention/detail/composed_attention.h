@@ -10,6 +10,7 @@ namespace mica::detail {
 /// AttentionOptions with all defaults resolved.
 struct AttentionRule {
   double scale = 1;
+  double cap = 0;  // only in composed_attention()
   bool causal = false;
   std::int64_t causal_offset = 0;
   WeightDropout dropout{};

@@ -3,9 +3,9 @@
 #include <map>
 #include <mutex>
 
-#include <mica/core/cuda/cudnn_graph.h>
+#include <mica/core/cuda/detail/cudnn_graph.h>
+#include <mica/core/cuda/detail/launch_record.h>
 #include <mica/core/cuda/error.h>
-#include <mica/core/cuda/launch_record.h>
 #include <mica/ops/attention/detail/fused_attention_kernels.h>
 
 namespace mica::kernels {
@@ -43,8 +43,8 @@ Axes swapped(Axes axes) {
 
 Axes sizes_of(const Tensor& x) { return {x.size(0), x.size(1), x.size(2), x.size(3)}; }
 
-// x's strides. The stride of an axis of length 1, which has no effect, is replaced by the size of the inner axes, so
-// that equal problems share a plan.
+// x's strides, with a fixed value for axes of length 1, whose stride has no effect, so that equal problems have one
+// plan.
 Axes strides_of(const Tensor& x) {
   Axes strides{};
   std::int64_t inside = 1;
@@ -90,8 +90,8 @@ class Builder {
     return std::move(g_);
   }
 
-  // If `deterministic`, dS (B · H · T · S elements) is stored in memory, and dq is an ordinary product of it. Otherwise
-  // dq is accumulated by atomics in a float32 buffer.
+  // If `deterministic`, dS (B · H · T · S elements) is stored in memory, for dq. Otherwise dq is accumulated by
+  // atomics.
   Graph backward() {
     const Axes rows_strides{rows_[1] * rows_[2], rows_[2], 1, 1};
     const Node q = g_.tensor(type_, p_.q, p_.q_strides);
@@ -161,8 +161,8 @@ class Builder {
     return g_.reshape(x, g_.inner(type_, swapped(scores_), strides));
   }
 
-  // If query heads share a key head, a virtual tensor with the gradient for each query head, whose sum over the sharing
-  // heads is `to` (dk or dv). Otherwise `to` itself.
+  // If query heads share a key head, a virtual tensor with the gradient for each query head, whose sum is `to` (dk or
+  // dv). Otherwise `to` itself.
   Node per_query_head(Node to) {
     return p_.q[1] == p_.k[1] ? to : g_.inner(type_, {p_.k[0], p_.q[1], p_.k[2], p_.k[3]});
   }

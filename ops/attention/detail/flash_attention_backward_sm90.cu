@@ -9,9 +9,8 @@
 //                                ├──> Pᵀ ─┴──> dSᵀ ──> dk += dSᵀ · q
 //     q, dout (ring of stages) ──┘
 //
-// Both recompute the weights. So each sum is computed within one thread block, without atomics, and results are
-// bit-identical from run to run. There are variants for head sizes up to 64 and up to 128, with and without dropout.
-// See flash_attention.md.
+// Both recompute the weights, so that each sum is computed within one thread block, without atomics. There are variants
+// for head sizes up to 64 and up to 128, with and without dropout. See flash_attention.md.
 
 #include <algorithm>
 #include <type_traits>
@@ -23,8 +22,8 @@ namespace mica::kernels::flash {
 
 namespace {
 
-/// Sizes of both kernels. A consumer warpgroup owns 64 rows of two tensors, which stay in shared memory: of queries and
-/// dout, or of keys and values. Tiles with kRows rows of the two other tensors stream through kStages stages.
+/// Sizes of both kernels. A consumer warpgroup owns 64 rows of two tensors in shared memory: of queries and dout, or of
+/// keys and values. Tiles with kRows rows of the two other tensors stream through kStages stages.
 template <int kDepth_, int kConsumers_, int kRows_, int kStages_>
 struct BackwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -39,7 +38,7 @@ struct BackwardPlan {
   static constexpr int kOwnedBytes = kChunks * kConsumerChunkBytes;
   static constexpr int kPassingBytes = kChunks * kRows * kLineBytes;
 
-  struct Shared {
+  struct BackwardMemory {
     unsigned char owned[kConsumers][2][kOwnedBytes];  // at the end, the gradients
     unsigned char passing[kStages][2][kPassingBytes];
     float stats[kStages][kRows / kStatsRows][2][kStatsRows];  // of queries that stream
@@ -49,7 +48,7 @@ struct BackwardPlan {
     std::uint64_t empty[kStages];
   };
 
-  __device__ static void init(Shared& shared) {
+  __device__ static void init(BackwardMemory& shared) {
     for (int i = 0; i < kConsumers; ++i) {
       cuda::init_barrier(&shared.owned_full[i], 1);
       cuda::init_barrier(&shared.owned_empty[i], 1);
@@ -62,8 +61,8 @@ struct BackwardPlan {
   }
 };
 
-/// Sizes of the kernel for the gradients of keys and values. kLean saves registers: the products with queries and those
-/// with dout use the same registers, one after the other.
+/// Sizes of the kernel for the gradients of keys and values. If kLean, the products with queries and those with dout
+/// use the same registers.
 template <int kDepth, int kConsumers, int kRows, int kStages, bool kLean_>
 struct KeysPlan : BackwardPlan<kDepth, kConsumers, kRows, kStages> {
   static constexpr bool kLean = kLean_;
@@ -79,8 +78,8 @@ struct BackwardMaps {
 
 /// Loads a consumer's rows of two tensors, when the previous ones are no longer needed.
 template <class P>
-__device__ void load_owned(typename P::Shared& shared, unsigned& parities, int consumer, const CUtensorMap* first,
-                           const CUtensorMap* second, int row, int head, int batch) {
+__device__ void load_owned(typename P::BackwardMemory& shared, unsigned& parities, int consumer,
+                           const CUtensorMap* first, const CUtensorMap* second, int row, int head, int batch) {
   std::uint64_t* const full = &shared.owned_full[consumer];
   cuda::wait(&shared.owned_empty[consumer], ~parities >> consumer & 1);
   parities ^= 1u << consumer;
@@ -89,9 +88,8 @@ __device__ void load_owned(typename P::Shared& shared, unsigned& parities, int c
   load_chunks<P::kChunks, kConsumerRows>(shared.owned[consumer][1], second, row, head, batch, full);
 }
 
-/// Multiplies the two elements of a 16-bit pair by two numbers and rounds the results. bfloat16 is multiplied as
-/// bfloat16, since with float the compiler would unpack all pairs at once and run out of registers. float16 is
-/// multiplied as float, since its range is too small.
+/// Multiplies the two elements of a 16-bit pair by two numbers and rounds the results: as bfloat16, since with float
+/// the compiler would unpack all pairs at once and spill registers, but float16 as float, since its range is too small.
 template <class T>
 __device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float second) {
   if constexpr (std::is_same_v<T, Float16>) {
@@ -107,7 +105,7 @@ __device__ std::uint32_t multiply_pair(std::uint32_t pair, float first, float se
 /// What a thread of a consumer warpgroup keeps from tile to tile.
 template <class P, bool kDrops>
 struct BackwardConsumer {
-  typename P::Shared& shared;
+  typename P::BackwardMemory& shared;
   const Work& a;
   const int number = consumer_of_thread();
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -149,15 +147,15 @@ __device__ int key_steps(const Work& a, int begin, int end) {
 }
 
 template <class P>
-__device__ void produce_for_queries(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+__device__ void produce_for_queries(typename P::BackwardMemory& shared, const Work& a, const BackwardMaps& maps,
                                     const Order& order) {
   Ring<P::kStages> ring;
   unsigned parities = 0;
-  order.each([&](Order::Place place) {
-    const int b = place.head / a.heads;
-    const int h = place.head % a.heads;
+  order.each([&](Order::HeadTile item) {
+    const int b = item.head / a.heads;
+    const int h = item.head % a.heads;
     const int key_head = h / a.group;
-    const int first = place.tile * P::kOwnedRows;
+    const int first = item.tile * P::kOwnedRows;
 #pragma unroll 1
     for (int consumer = 0; consumer < P::kConsumers; ++consumer) {
       const int row = first + consumer * kConsumerRows;
@@ -176,12 +174,12 @@ __device__ void produce_for_queries(typename P::Shared& shared, const Work& a, c
   });
 }
 
-/// A consumer warpgroup's 64 queries. While their dq is summed up for a block of keys, the next block's weights are
+/// A consumer warpgroup's 64 queries. The tensor cores add up dq for a block of keys while the next block's weights are
 /// computed.
 template <class T, class P, bool kDrops>
 struct QueryTile {
   BackwardConsumer<P, kDrops>& c;
-  typename P::Shared& shared = c.shared;
+  typename P::BackwardMemory& shared = c.shared;
   const Work& a = c.a;
   Ring<P::kStages>& ring = c.ring;
   const int head;   // of all batches
@@ -198,8 +196,8 @@ struct QueryTile {
   std::uint32_t kept = 0;  // the weights that dropout keeps
   int last = -1;           // the stage whose keys dq is being summed up with
 
-  __device__ QueryTile(BackwardConsumer<P, kDrops>& c, Order::Place place)
-      : c(c), head(place.head), first(place.tile * P::kOwnedRows) {}
+  __device__ QueryTile(BackwardConsumer<P, kDrops>& c, Order::HeadTile item)
+      : c(c), head(item.head), first(item.tile * P::kOwnedRows) {}
 
   /// Releases the stages of keys that only other queries of the thread block see.
   __device__ void skip_unseen() {
@@ -305,11 +303,11 @@ struct QueryTile {
 };
 
 template <class T, class P, bool kDrops>
-__device__ void consume_for_queries(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+__device__ void consume_for_queries(typename P::BackwardMemory& shared, const Work& a, const BackwardMaps& maps,
                                     const Order& order) {
   BackwardConsumer<P, kDrops> c{shared, a};
-  order.each([&](Order::Place place) {
-    QueryTile<T, P, kDrops> tile(c, place);
+  order.each([&](Order::HeadTile item) {
+    QueryTile<T, P, kDrops> tile(c, item);
     tile.skip_unseen();
     if (tile.steps > 0) {
       tile.read_stats();
@@ -318,7 +316,7 @@ __device__ void consume_for_queries(typename P::Shared& shared, const Work& a, c
     }
     if (tile.begin < a.queries) {
       write_rows<T, P::kChunks>(tile.dq, a.gradient_scale, a.gradient_scale, shared.owned[c.number][0], &maps.first,
-                                tile.begin, place.head % a.heads, place.head / a.heads, 1 + c.number);
+                                tile.begin, item.head % a.heads, item.head / a.heads, 1 + c.number);
     }
     if (tile.steps > 0) {
       c.release_owned();
@@ -345,16 +343,16 @@ __device__ int first_query_step(const Work& a, int begin) {
 }
 
 template <class P>
-__device__ void produce_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+__device__ void produce_for_keys(typename P::BackwardMemory& shared, const Work& a, const BackwardMaps& maps,
                                  const Order& order) {
   const int key_heads = a.heads / a.group;
   const int steps = (a.queries + P::kRows - 1) / P::kRows;
   Ring<P::kStages> ring;
   unsigned parities = 0;
-  order.each([&](Order::Place place) {
-    const int b = place.head / key_heads;
-    const int key_head = place.head % key_heads;
-    const int first = place.tile * P::kOwnedRows;
+  order.each([&](Order::HeadTile item) {
+    const int b = item.head / key_heads;
+    const int key_head = item.head % key_heads;
+    const int first = item.tile * P::kOwnedRows;
 #pragma unroll 1
     for (int consumer = 0; consumer < P::kConsumers; ++consumer) {
       const int row = first + consumer * kConsumerRows;
@@ -379,16 +377,16 @@ __device__ void produce_for_keys(typename P::Shared& shared, const Work& a, cons
   });
 }
 
-/// A consumer warpgroup's 64 keys. While their dk is summed up for a block of queries, the next block's weights are
+/// A consumer warpgroup's 64 keys. The tensor cores add up dk for a block of queries while the next block's weights are
 /// computed.
 template <class T, class P, bool kDrops>
 struct KeyTile {
-  // From one head to the next, a consumer still holds the last stage of the first while it skips stages that only other
-  // consumers need.
+  // Between two heads, a consumer uses the last stage of the first while it skips stages that only other consumers
+  // need.
   static_assert(P::kStages > P::kConsumers);
 
   BackwardConsumer<P, kDrops>& c;
-  typename P::Shared& shared = c.shared;
+  typename P::BackwardMemory& shared = c.shared;
   const Work& a = c.a;
   Ring<P::kStages>& ring = c.ring;
   const int first_head;  // of all batches, of the query heads that share the key head
@@ -552,12 +550,13 @@ struct KeyTile {
         }
         const float first_difference = dweights[i] - both.x;
         const float second_difference = dweights[i + 1] - both.y;
-        const int place = j % 2 * 2 + half;
+        const int register_index = j % 2 * 2 + half;
         if constexpr (P::kLean) {  // only the rounded weights are left
-          dscores[j / 2][place] =
-              multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][place], first_difference, second_difference);
+          dscores[j / 2][register_index] = multiply_pair<T>((kDrops ? dscores : rounded)[j / 2][register_index],
+                                                            first_difference, second_difference);
         } else {
-          dscores[j / 2][place] = cuda::pair_of<T>(weights[i] * first_difference, weights[i + 1] * second_difference);
+          dscores[j / 2][register_index] =
+              cuda::pair_of<T>(weights[i] * first_difference, weights[i + 1] * second_difference);
         }
       }
     }
@@ -565,14 +564,14 @@ struct KeyTile {
 };
 
 template <class T, class P, bool kDrops>
-__device__ void consume_for_keys(typename P::Shared& shared, const Work& a, const BackwardMaps& maps,
+__device__ void consume_for_keys(typename P::BackwardMemory& shared, const Work& a, const BackwardMaps& maps,
                                  const Order& order) {
   const int key_heads = a.heads / a.group;
   BackwardConsumer<P, kDrops> c{shared, a};
-  order.each([&](Order::Place place) {
-    const int b = place.head / key_heads;
-    const int key_head = place.head % key_heads;
-    KeyTile<T, P, kDrops> tile(c, b * a.heads + key_head * a.group, place.tile * P::kOwnedRows);
+  order.each([&](Order::HeadTile item) {
+    const int b = item.head / key_heads;
+    const int key_head = item.head % key_heads;
+    KeyTile<T, P, kDrops> tile(c, b * a.heads + key_head * a.group, item.tile * P::kOwnedRows);
     if (tile.is_seen()) {
       c.wait_for_owned();
       tile.add_gradients();
@@ -600,7 +599,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
                          [[maybe_unused]] const __grid_constant__ Order order) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
+  auto& shared = *reinterpret_cast<typename P::BackwardMemory*>(memory);
   if (threadIdx.x == 0) {
     P::init(shared);
   }
@@ -646,7 +645,7 @@ void launch_backward(const Work& work) {
   const char* const name = kForKeys ? "flash_key_gradient_sm90_kernel" : "flash_query_gradient_sm90_kernel";
   launch_persistent(
       work.drops ? backward_sm90_kernel<T, P, kForKeys, true> : backward_sm90_kernel<T, P, kForKeys, false>, name,
-      P::kThreads, sizeof(typename P::Shared), heads, tiles,
+      P::kThreads, sizeof(typename P::BackwardMemory), heads, tiles,
       /*last_is_heavy=*/!kForKeys, read * work.depth, work, maps);
 }
 

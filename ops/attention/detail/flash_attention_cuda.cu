@@ -20,10 +20,9 @@ namespace flash {
 
 namespace {
 
-/// Computes two statistics for each query: the binary logarithm of the sum of its unnormalized weights, and Σ out ·
-/// dout, which is the mean of its weights' gradients, weighted by the weights (without the dropout scale). Padding
-/// rows, and queries without visible keys, get +inf and 0, which make their weights 0. So other kernels need not check
-/// where the rows end. Eight lanes per row.
+/// Computes two statistics for each query, by eight lanes: the binary logarithm of the sum of its unnormalized weights,
+/// and Σ out · dout, the weighted mean of its weights' gradients (without the dropout scale). Padding rows, and queries
+/// without visible keys, get +inf and 0, so that their weights are 0.
 template <class T>
 __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__ Work a) {
   constexpr int kLanes = 8;

@@ -4,9 +4,9 @@
 // l / 4 and l / 4 + 8, and of every 8 columns, columns 2 (l % 4) and 2 (l % 4) + 1. Rows are queries or, in the kernel
 // for the gradients of keys and values, keys.
 //
-// A group of attention_dropout.h is split between lanes l and l ^ 4, whose rows are adjacent. These two lanes process
-// two blocks of columns together: the lane with the even row draws the bits of the first block, the lane with the odd
-// row those of the second, and they exchange halves. So no bit is drawn twice or unused.
+// A group of attention_dropout.h is split between lanes l and l ^ 4, whose rows are adjacent. Of two blocks of columns,
+// the lane with the even row computes the bits of the first, the lane with the odd row those of the second, and they
+// exchange halves.
 
 #include <cstdint>
 
@@ -15,8 +15,8 @@
 
 namespace mica::kernels::flash {
 
-/// Assembles a register from bytes of two others (PRMT). Each digit of the selector chooses a byte: 0 to 3 from the
-/// first register, 4 to 7 from the second. Adding 8 replicates the byte's sign bit instead.
+/// Assembles a register from bytes of two others (PRMT). Each digit of the selector is a byte's index in (first,
+/// second); adding 8 replicates the byte's sign bit instead.
 __device__ inline std::uint32_t permute_bytes(std::uint32_t first, std::uint32_t second, unsigned selector) {
   std::uint32_t result;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(first), "r"(second), "r"(selector));
@@ -24,8 +24,7 @@ __device__ inline std::uint32_t permute_bytes(std::uint32_t first, std::uint32_t
 }
 
 /// Returns a bit for each of the lane's weights, 1 if it is kept, for a tile of 16 rows and kColumns columns (32 or 64)
-/// that begins at `row` and `column`, multiples of 16 and 32. `head` counts query heads over all batches. Called by a
-/// whole warp.
+/// from (row, column) on, multiples of 16 and 32. `head` counts query heads over all batches. Called by a whole warp.
 template <bool kRowsAreQueries, int kColumns>
 __device__ std::uint32_t draw_kept(const Work& a, const PhiloxKey& key, int head, int row, int column) {
   static_assert(kColumns == 32 || kColumns == 64);

@@ -1,25 +1,24 @@
 #pragma once
 
 // The flash attention kernels for all GPUs with bfloat16 tensor cores (compute capability 8.0 and up), after
-// FlashAttention-2 (Dao, 2023). See flash_attention.md. Each warp owns 16 rows and iterates over blocks of the other
-// operand: rows are queries, and the blocks are of keys; for the gradients of keys and values it is the other way
-// around. The first product, q · kᵀ, leaves a warp's weights in the register layout that the second product needs, so
-// they are never stored to memory.
+// FlashAttention-2 (Dao, 2023). See flash_attention.md. Each warp owns 16 queries and iterates over blocks of keys; for
+// the gradients of keys and values it is the other way around. q · kᵀ gives a warp's weights in the register layout
+// that the next product needs, so they are never stored to memory.
 //
 //     owned: q (64 rows) ───────────┐
 //                                   ├──> scores ──> mask ──> softmax ──> dropout ──> out = out · shrink + weights · v
 //     passing: k, v (two stages) ───┘    (mma)             (registers)                     (mma)
 //
 // The gradients own q and dout, or k and v, and the others pass. There are variants for head sizes up to 32, 64, 96 and
-// 128, and for what happens to the weights (Variant): the plain one has no instructions for dropout or mask tensors.
+// 128, and for what happens to the weights (Variant).
 
 #include <cmath>
 #include <cstdint>
 
+#include <mica/core/cuda/detail/mma.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/core/cuda/wgmma.cuh>
 #include <mica/core/dispatch.h>
 #include <mica/ops/attention/detail/flash_attention_cuda.cuh>
 #include <mica/ops/attention/detail/flash_attention_dropout.cuh>
@@ -41,7 +40,7 @@ enum class Variant { plain, drops, masked };
 /// Tiles in shared memory hold rows of kDepth elements, which are zero past D. Each row is padded by 16 bytes, so that
 /// the same column of 8 consecutive rows is in different banks.
 template <int kDepth>
-struct Plan {
+struct TileSizes {
   static constexpr int kPitch = kDepth + kPack;
   static constexpr int kSteps = kDepth <= 64 ? 64 : 32;  // rows of a block that is iterated over
   static_assert(kStatsRows % kSteps == 0);
@@ -51,9 +50,8 @@ struct Plan {
   static constexpr int kBackwardBytes = (2 * kOwned + 4 * kPassing) * 2;
 };
 
-/// The second argument of __launch_bounds__: the minimum of blocks per multiprocessor; 0 leaves the choice to the
-/// compiler. With dropout, and for the key gradients with masks, the compiler would choose more blocks and spill
-/// registers.
+/// The minimum number of blocks per multiprocessor (__launch_bounds__); 0 leaves it to the compiler, which with
+/// dropout, and for the key gradients with masks, would spill registers.
 template <int kDepth, Variant kVariant>
 constexpr int kBlocks = kVariant == Variant::drops && (kDepth < 128) ? 3 : 0;
 
@@ -66,7 +64,7 @@ __device__ void load_rows(T* to, const T* from, std::int64_t stride, int rows, i
     const int row = i / kPacks;
     const int element = i % kPacks * kPack;
     const bool present = row < rows && element < depth;
-    cuda::copy_async<16>(to + row * Plan<kDepth>::kPitch + element, present ? from + row * stride + element : from,
+    cuda::copy_async<16>(to + row * TileSizes<kDepth>::kPitch + element, present ? from + row * stride + element : from,
                          present);
   }
 }
@@ -81,7 +79,7 @@ __device__ void load_first(std::uint32_t (&a)[4], const T* tile, int column) {
 /// sums (16, kRows) = a (16, kDepth) · b (kRows, kDepth)ᵀ, both in shared memory.
 template <class T, int kDepth, int kRows>
 __device__ void multiply_transposed(float (&sums)[kRows / 8][4], const T* a, const T* b) {
-  constexpr int kPitch = Plan<kDepth>::kPitch;
+  constexpr int kPitch = TileSizes<kDepth>::kPitch;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const T* const b_row = b + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * kPack;
 #pragma unroll
@@ -123,7 +121,7 @@ struct KeepSome {
 template <class T, int kDepth, int kRows, class Keep = KeepAll>
 __device__ void add_product(float (&sums)[kDepth / 8][4], const float (&weights)[kRows / 8][4], const T* b,
                             Keep keep = {}) {
-  constexpr int kPitch = Plan<kDepth>::kPitch;
+  constexpr int kPitch = TileSizes<kDepth>::kPitch;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const T* const b_row = b + lane % 16 * kPitch + lane / 16 * kPack;
 #pragma unroll
@@ -177,8 +175,8 @@ inline __device__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// Which weights dropout keeps, for a variant. The masked variant has no register to spare for the random key, and
-/// reads it each time.
+/// Which weights dropout keeps, for a variant. The masked variant has no register for the random key, and reads it each
+/// time.
 template <Variant kVariant, bool kRowsAreQueries, int kColumns>
 __device__ std::uint32_t draw_for(const Work& a, const PhiloxKey& key, int head, int row, int column) {
   if constexpr (kVariant == Variant::masked) {
@@ -229,9 +227,9 @@ __device__ void add_mask(float (&scores)[kColumns / 8][4], const Work& a, int b,
   }
 }
 
-/// Which queries a thread processes. Thread blocks with smaller indices get later blocks of queries, since with causal
-/// masking these see the most keys and take longest; within a block of queries, thread blocks are ordered by head.
-struct QueryPlace {
+/// Which queries a thread processes. The first thread blocks get the last queries, which with causal masking see the
+/// most keys and take longest; within a block of queries, thread blocks are ordered by head.
+struct QueryBlock {
   int first;  // the block's first query
   int head;   // counted over all batches
   int b;
@@ -239,7 +237,7 @@ struct QueryPlace {
   int warp_row;  // the warp's first row in the block
   int lane;
 
-  __device__ static QueryPlace here(const Work& a) {
+  __device__ static QueryBlock here(const Work& a) {
     const int all_heads = a.batches * a.heads;
     const int blocks = static_cast<int>(gridDim.x) / all_heads;
     const int block = static_cast<int>(blockIdx.x) / all_heads;
@@ -258,12 +256,12 @@ struct QueryPlace {
 /// each block is a step.
 template <class T, int kDepth>
 class VisibleKeys {
-  using P = Plan<kDepth>;
+  using P = TileSizes<kDepth>;
 
  public:
   const int steps;
 
-  __device__ VisibleKeys(const Work& a, const QueryPlace& block, T* stages)
+  __device__ VisibleKeys(const Work& a, const QueryBlock& block, T* stages)
       : steps((a.visible_keys(block.first + kBlockRows) + P::kSteps - 1) / P::kSteps),
         a_(a),
         k_(a.k.at<const T>(block.b, block.h / a.group)),
@@ -301,7 +299,7 @@ __device__ void arrive_at(const Passing& passing, int step) {
 }
 
 /// The softmax of lane l's rows l / 4 and l / 4 + 8 so far.
-struct Rows {
+struct SoftmaxState {
   float most[2] = {-INFINITY, -INFINITY};  // the largest unscaled scores
   float total[2] = {};                     // this lane's part of the sums of weights
 };
@@ -329,19 +327,20 @@ __device__ void mask_unseen(float (&scores)[kKeys / 8][4], const Work& a, int qu
 
 /// Converts scores to unnormalized weights. Since the maximum may have grown, earlier sums are rescaled.
 template <int kKeys, int kDepth>
-__device__ void soften(float (&scores)[kKeys / 8][4], Rows& rows, float (&sums)[kDepth / 8][4], float scale_log2) {
+__device__ void soften(float (&scores)[kKeys / 8][4], SoftmaxState& state, float (&sums)[kDepth / 8][4],
+                       float scale_log2) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float most = rows.most[half];
+    float most = state.most[half];
 #pragma unroll
     for (int j = 0; j < kKeys / 8; ++j) {
       most = fmaxf(most, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
     }
     most = maximum_of_row(most);
     const float shift = most == -INFINITY ? 0 : most * scale_log2;
-    const float shrink = cuda::approximate_exp2(rows.most[half] * scale_log2 - shift);
-    rows.most[half] = most;
-    rows.total[half] *= shrink;
+    const float shrink = cuda::approximate_exp2(state.most[half] * scale_log2 - shift);
+    state.most[half] = most;
+    state.total[half] *= shrink;
 #pragma unroll
     for (int j = 0; j < kDepth / 8; ++j) {
       sums[j][2 * half] *= shrink;
@@ -353,29 +352,29 @@ __device__ void soften(float (&scores)[kKeys / 8][4], Rows& rows, float (&sums)[
       for (int i = 0; i < 2; ++i) {
         float& weight = scores[j][2 * half + i];
         weight = cuda::approximate_exp2(weight * scale_log2 - shift);
-        rows.total[half] += weight;
+        state.total[half] += weight;
       }
     }
   }
 }
 
-/// The forward of a block of queries (QueryPlace).
+/// The forward of a block of queries (QueryBlock).
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_kernel(const __grid_constant__ Work a) {
-  using P = Plan<kDepth>;
+  using P = TileSizes<kDepth>;
   constexpr bool kDrops = kVariant != Variant::plain;
   constexpr int kKeys = P::kSteps;
   extern __shared__ __align__(16) unsigned char memory[];
   T* const q = reinterpret_cast<T*>(memory);
   T* const kv = q + P::kOwned;  // two stages of k and v
 
-  const QueryPlace place = QueryPlace::here(a);
-  const auto [first, head, b, h, warp_row, lane] = place;
-  const VisibleKeys<T, kDepth> passing(a, place, kv);
+  const QueryBlock block = QueryBlock::here(a);
+  const auto [first, head, b, h, warp_row, lane] = block;
+  const VisibleKeys<T, kDepth> passing(a, block, kv);
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
-  Rows rows;
+  SoftmaxState state;
   if (passing.steps > 0) {
     load_rows<T, kDepth, kBlockRows>(q, a.q.at<const T>(b, h) + first * a.q.row, a.q.row, a.queries - first, a.depth);
     passing.load(0);
@@ -391,7 +390,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
       add_mask<T, true, kKeys>(weights, a, b, h, first + warp_row, key);
     }
     mask_unseen<kKeys>(weights, a, first + warp_row, key);
-    soften<kKeys, kDepth>(weights, rows, sums, a.scale_log2);
+    soften<kKeys, kDepth>(weights, state, sums, a.scale_log2);
     if constexpr (kDrops) {
       const std::uint32_t kept =
           draw_for<kVariant, true, kKeys>(a, dropout_key, b * a.heads + h, first + warp_row, key);
@@ -404,23 +403,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>) forward_k
   float factors[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float total = sum_of_row(rows.total[half]);
+    const float total = sum_of_row(state.total[half]);
     factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0 if the query sees no key
     const int row = first + warp_row + lane / 4 + half * 8;
     if (a.lse != nullptr && lane % 4 == 0 && row < a.queries) {
       a.lse[(std::int64_t{b} * a.heads + h) * a.queries + row] =
-          total == 0 ? -INFINITY : (rows.most[half] * a.scale_log2 + log2f(total)) * kLn2;
+          total == 0 ? -INFINITY : (state.most[half] * a.scale_log2 + log2f(total)) * kLn2;
     }
   }
   store_rows<T, kDepth>(a.out.at<T>(b, h), a.out.row, first + warp_row, a.queries, a.depth, sums, factors[0],
                         factors[1]);
 }
 
-/// The gradient of a block of queries (QueryPlace).
+/// The gradient of a block of queries (QueryBlock).
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
     query_gradient_kernel(const __grid_constant__ Work a) {
-  using P = Plan<kDepth>;
+  using P = TileSizes<kDepth>;
   constexpr bool kDrops = kVariant != Variant::plain;
   constexpr int kKeys = P::kSteps;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -428,9 +427,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
   T* const dout = q + P::kOwned;
   T* const kv = dout + P::kOwned;  // two stages of k and v
 
-  const QueryPlace place = QueryPlace::here(a);
-  const auto [first, head, b, h, warp_row, lane] = place;
-  const VisibleKeys<T, kDepth> passing(a, place, kv);
+  const QueryBlock block = QueryBlock::here(a);
+  const auto [first, head, b, h, warp_row, lane] = block;
+  const VisibleKeys<T, kDepth> passing(a, block, kv);
 
   [[maybe_unused]] const PhiloxKey dropout_key = kVariant == Variant::drops ? absolute_key(a.dropout_key) : PhiloxKey{};
   float sums[kDepth / 8][4] = {};
@@ -492,7 +491,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDepth, kVariant>)
 /// of shared memory, block by block; each block is a step.
 template <class T, int kDepth>
 class SeeingQueries {
-  using P = Plan<kDepth>;
+  using P = TileSizes<kDepth>;
 
  public:
   const int first_step;
@@ -573,14 +572,12 @@ __device__ void differentiate(float (&weights)[kQueries / 8][4], float (&dweight
   }
 }
 
-/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Thread blocks
-/// with smaller indices get earlier blocks of keys, since with causal masking the most queries see these; within a
-/// block of keys, thread blocks are ordered by key head. Weights are computed transposed: rows are keys, columns
-/// queries.
+/// The gradients of a block of keys and values, summed over the queries of all heads that share them. Weights are
+/// transposed: rows are keys. The first thread blocks get the first keys, which with causal masking most queries see.
 template <class T, int kDepth, Variant kVariant>
 __global__ void __launch_bounds__(kThreads, kVariant == Variant::masked ? 2 : 0)
     key_gradient_kernel(const __grid_constant__ Work a) {
-  using P = Plan<kDepth>;
+  using P = TileSizes<kDepth>;
   constexpr bool kDrops = kVariant != Variant::plain;
   constexpr int kQueries = P::kSteps;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -672,7 +669,7 @@ void launch_forward(const Work& work) {
   const char* const name = kVariant == Variant::masked ? "flash_masked_forward_kernel" : "flash_forward_kernel";
   on_dtype_and_depth(work, [&]<class T, int kDepth>() {
     launch(forward_kernel<T, kDepth, kVariant>, name, blocks_of(work.queries, kBlockRows) * work.batches * work.heads,
-           Plan<kDepth>::kForwardBytes, work);
+           TileSizes<kDepth>::kForwardBytes, work);
   });
 }
 
@@ -680,7 +677,7 @@ template <Variant kVariant>
 void launch_backward(const Work& work) {
   constexpr bool kMasked = kVariant == Variant::masked;
   on_dtype_and_depth(work, [&]<class T, int kDepth>() {
-    constexpr int kBytes = Plan<kDepth>::kBackwardBytes;
+    constexpr int kBytes = TileSizes<kDepth>::kBackwardBytes;
     launch(query_gradient_kernel<T, kDepth, kVariant>,
            kMasked ? "flash_masked_query_gradient_kernel" : "flash_query_gradient_kernel",
            blocks_of(work.queries, kBlockRows) * work.batches * work.heads, kBytes, work);

@@ -5,8 +5,8 @@
 //     k, v (ring of stages) ┘    (wgmma)           (registers)                        (wgmma)                      lse
 //
 // A thread block has a producer, which copies the tiles, and two or four consumer warpgroups (ForwardTile). There are
-// variants for head sizes up to 64 and up to 128, with and without dropout, and one in which two consumers share
-// queries (kParts), for long causal prompts with fewer tiles than multiprocessors. See flash_attention.md.
+// variants for head sizes up to 64 and up to 128, with and without dropout, and one in which two consumers split the
+// keys of the same queries (kParts). See flash_attention.md.
 
 #include <algorithm>
 #include <cmath>
@@ -19,8 +19,7 @@ namespace mica::kernels::flash {
 namespace {
 
 /// Sizes of the kernel. Tiles of kKeys keys and values stream through kStages stages of shared memory. kParts consumer
-/// warpgroups share the same queries: each processes every kParts-th tile of keys, and the first one adds up their
-/// results.
+/// warpgroups have the same queries and every kParts-th tile of keys each; the first one adds up their results.
 template <int kDepth_, int kConsumers_, int kKeys_, int kStages_, int kParts_ = 1>
 struct ForwardPlan {
   static constexpr int kDepth = kDepth_;
@@ -39,7 +38,7 @@ struct ForwardPlan {
 
   static constexpr int kSent = kDepth / 2 + 4;  // floats per thread: its sums, and the softmax state of its two rows
 
-  struct Shared {
+  struct ForwardMemory {
     unsigned char q[kGroups][kQueryBytes];  // at the end, the output
     unsigned char k[kStages][kKeyBytes];
     unsigned char v[kStages][kKeyBytes];
@@ -71,14 +70,14 @@ __device__ int steps_of(const Work& a, int begin, int end) {
 /// The producer's loop, which runs in one thread. It loads key blocks in descending order, so that those with causal
 /// masking come first.
 template <class P>
-__device__ void produce(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
+__device__ void produce(typename P::ForwardMemory& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   Ring<P::kStages> ring;
   unsigned q_parities = 0;  // one bit per group
-  order.each([&](Order::Place place) {
-    const int b = place.head / a.heads;
-    const int h = place.head % a.heads;
+  order.each([&](Order::HeadTile item) {
+    const int b = item.head / a.heads;
+    const int h = item.head % a.heads;
     const int key_head = h / a.group;
-    const int first = place.tile * P::kQueries;
+    const int first = item.tile * P::kQueries;
     const int steps = steps_of<P>(a, first, first + P::kQueries);
     for (int step = steps - 1; step >= 0; --step, ring.advance()) {
       cuda::wait(&shared.k_empty[ring.stage], ring.parity ^ 1);
@@ -116,7 +115,7 @@ __device__ float sum_of_row(float x) {
 }
 
 /// The softmax state of lane l's two rows, l / 4 and l / 4 + 8 of the warp's 16 rows.
-struct Rows {
+struct SoftmaxState {
   float most[2] = {-INFINITY, -INFINITY};  // the largest unscaled scores so far
   float total[2] = {};                     // this lane's part of the sums of weights
 };
@@ -137,18 +136,18 @@ __device__ void mask(float (&scores)[kKeys / 2], const int (&visible)[2]) {
 /// Converts scores to unnormalized weights. Since the maximum may have grown, the caller must multiply earlier sums by
 /// `shrink`.
 template <int kKeys>
-__device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2], float scale_log2) {
+__device__ void soften(float (&scores)[kKeys / 2], SoftmaxState& state, float (&shrink)[2], float scale_log2) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float most = rows.most[half];
+    float most = state.most[half];
 #pragma unroll
     for (int i = 2 * half; i < kKeys / 2; i += 4) {
       most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
     }
     most = maximum_of_row(most);
     const float shift = most == -INFINITY ? 0 : most * scale_log2;
-    shrink[half] = cuda::approximate_exp2(rows.most[half] * scale_log2 - shift);
-    rows.most[half] = most;
+    shrink[half] = cuda::approximate_exp2(state.most[half] * scale_log2 - shift);
+    state.most[half] = most;
     float sums[2] = {};
 #pragma unroll
     for (int i = 2 * half; i < kKeys / 2; i += 4) {
@@ -158,15 +157,15 @@ __device__ void soften(float (&scores)[kKeys / 2], Rows& rows, float (&shrink)[2
         sums[j] += scores[i + j];
       }
     }
-    rows.total[half] = rows.total[half] * shrink[half] + (sums[0] + sums[1]);
+    state.total[half] = state.total[half] * shrink[half] + (sums[0] + sums[1]);
   }
 }
 
-/// Combines the results of two consumers that share queries: the second sends its sums through shared memory, and the
-/// first rescales both to the larger maximum and adds them up.
+/// Combines the results of two consumers with the same queries: the second sends its sums through shared memory, and
+/// the first rescales both to the larger maximum and adds them up.
 template <class P>
-__device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&sent)[P::kSent][kWarpgroup], int part,
-                               int barrier, float scale_log2) {
+__device__ void add_other_part(float (&out)[P::kDepth / 2], SoftmaxState& state, float (&sent)[P::kSent][kWarpgroup],
+                               int part, int barrier, float scale_log2) {
   static_assert(P::kParts == 2);
   constexpr int kSums = P::kDepth / 2;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -177,8 +176,8 @@ __device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      sent[kSums + half][thread] = rows.most[half];
-      sent[kSums + 2 + half][thread] = rows.total[half];
+      sent[kSums + half][thread] = state.most[half];
+      sent[kSums + 2 + half][thread] = state.total[half];
     }
   }
   cuda::barrier_sync(barrier, 2 * kWarpgroup);
@@ -187,12 +186,12 @@ __device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float other = sent[kSums + half][thread];
-      const float most = fmaxf(rows.most[half], other);
+      const float most = fmaxf(state.most[half], other);
       const float shift = most == -INFINITY ? 0 : most * scale_log2;
-      factors[0][half] = cuda::approximate_exp2(rows.most[half] * scale_log2 - shift);
+      factors[0][half] = cuda::approximate_exp2(state.most[half] * scale_log2 - shift);
       factors[1][half] = cuda::approximate_exp2(other * scale_log2 - shift);
-      rows.most[half] = most;
-      rows.total[half] = rows.total[half] * factors[0][half] + sent[kSums + 2 + half][thread] * factors[1][half];
+      state.most[half] = most;
+      state.total[half] = state.total[half] * factors[0][half] + sent[kSums + 2 + half][thread] * factors[1][half];
     }
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
@@ -205,7 +204,7 @@ __device__ void add_other_part(float (&out)[P::kDepth / 2], Rows& rows, float (&
 /// What a thread of a consumer warpgroup keeps from tile to tile.
 template <class P, bool kDrops>
 struct ForwardConsumer {
-  typename P::Shared& shared;
+  typename P::ForwardMemory& shared;
   const Work& a;
   const int number = consumer_of_thread();
   const int group = number / P::kParts;
@@ -225,12 +224,12 @@ struct ForwardConsumer {
   }
 };
 
-/// A consumer warpgroup's 64 queries of a tile. While the warpgroup computes the softmax of a block of keys, the tensor
-/// cores multiply the previous block's weights by its values, and the next block's keys.
+/// A consumer warpgroup's 64 queries of a tile. While it computes the softmax of a block of keys, the tensor cores
+/// multiply the previous block's weights by its values, and the queries by the next block's keys.
 template <class T, class P, bool kDrops>
 struct ForwardTile {
   ForwardConsumer<P, kDrops>& c;
-  typename P::Shared& shared = c.shared;
+  typename P::ForwardMemory& shared = c.shared;
   const Work& a = c.a;
   Ring<P::kStages>& ring = c.ring;
   const int head;   // of all batches
@@ -238,15 +237,15 @@ struct ForwardTile {
   const int begin = first + c.group * kConsumerRows;
   const int steps = steps_of<P>(a, begin, begin + kConsumerRows);  // blocks of keys that the queries see
 
-  Rows rows;
+  SoftmaxState state;
   float out[P::kDepth / 2] = {};
   float scores[P::kKeys / 2];
   std::uint32_t weights[P::kKeys / 16][4];
   float shrink[2];                                 // factors of all earlier sums
   std::uint32_t kept[kDrops ? P::kKeys / 64 : 1];  // the weights that dropout keeps, 64 keys per register
 
-  __device__ ForwardTile(ForwardConsumer<P, kDrops>& c, Order::Place place)
-      : c(c), head(place.head), first(place.tile * P::kQueries) {}
+  __device__ ForwardTile(ForwardConsumer<P, kDrops>& c, Order::HeadTile item)
+      : c(c), head(item.head), first(item.tile * P::kQueries) {}
 
   __device__ bool is_own(int step) const { return P::kParts == 1 || step % P::kParts == c.part; }
 
@@ -297,7 +296,7 @@ struct ForwardTile {
     if (masked) {
       mask_step(step);
     }
-    soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
+    soften<P::kKeys>(scores, state, shrink, a.scale_log2);
     round_weights();
   }
 
@@ -321,7 +320,7 @@ struct ForwardTile {
     if constexpr (kMasked) {
       mask_step(step);
     }
-    soften<P::kKeys>(scores, rows, shrink, a.scale_log2);
+    soften<P::kKeys>(scores, state, shrink, a.scale_log2);
     cuda::wait_products<0>();
     cuda::pin(out);
     pin_all(weights);
@@ -400,12 +399,12 @@ struct ForwardTile {
     float factors[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float total = sum_of_row(rows.total[half]);
+      const float total = sum_of_row(state.total[half]);
       factors[half] = total == 0 ? 0 : a.weight_factor / total;  // 0 if the query sees no key
       const int row = first + c.own_row + half * 8;
       if (a.lse != nullptr && c.lane % 4 == 0 && row < a.queries) {
         a.lse[std::int64_t{head} * a.queries + row] =
-            total == 0 ? -INFINITY : (rows.most[half] * a.scale_log2 + log2f(total)) * kLn2;
+            total == 0 ? -INFINITY : (state.most[half] * a.scale_log2 + log2f(total)) * kLn2;
       }
     }
     if (begin < a.queries) {
@@ -416,11 +415,11 @@ struct ForwardTile {
 };
 
 template <class T, class P, bool kDrops>
-__device__ void consume(typename P::Shared& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
+__device__ void consume(typename P::ForwardMemory& shared, const Work& a, const ForwardMaps& maps, const Order& order) {
   constexpr int kMergeBarrier = 8;  // after the barriers of the consumers, which write_rows() uses
   ForwardConsumer<P, kDrops> c{shared, a};
-  order.each([&](Order::Place place) {
-    ForwardTile<T, P, kDrops> tile(c, place);
+  order.each([&](Order::HeadTile item) {
+    ForwardTile<T, P, kDrops> tile(c, item);
     tile.skip_unseen();
     if (tile.steps > 0) {
       cuda::wait(&shared.q_full[c.group], c.q_parity);
@@ -429,7 +428,7 @@ __device__ void consume(typename P::Shared& shared, const Work& a, const Forward
     }
     if constexpr (P::kParts > 1) {
       if (tile.steps > 0) {
-        add_other_part<P>(tile.out, tile.rows, shared.sent[c.group], c.part, kMergeBarrier + c.group, a.scale_log2);
+        add_other_part<P>(tile.out, tile.state, shared.sent[c.group], c.part, kMergeBarrier + c.group, a.scale_log2);
       }
       if (c.part > 0) {
         return;  // only the first part writes
@@ -451,7 +450,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
                         [[maybe_unused]] const __grid_constant__ Order order) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
+  auto& shared = *reinterpret_cast<typename P::ForwardMemory*>(memory);
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = P::kGroups * kWarpgroup / kWarp;  // the number of warps that read a stage
     for (int i = 0; i < P::kGroups; ++i) {
@@ -495,7 +494,7 @@ void launch_forward(const Work& work) {
   if constexpr (kMayDrop) {
     kernel = work.drops ? forward_sm90_kernel<T, P, true> : kernel;
   }
-  launch_persistent(kernel, "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::Shared),
+  launch_persistent(kernel, "flash_forward_sm90_kernel", P::kThreads, sizeof(typename P::ForwardMemory),
                     work.batches * work.heads, (work.queries + P::kQueries - 1) / P::kQueries, /*last_is_heavy=*/true,
                     4.0 * work.keys * work.depth / work.group, work, maps, /*dependent=*/true);
 }
@@ -514,9 +513,9 @@ bool fits_sm90(const Work& work, bool backward) {
 
 namespace {
 
-/// Whether to halve the tiles and let two consumers share the keys of each: with causal masking, if there is at most
-/// one large tile per multiprocessor. Otherwise the tile with the most work would take twice as long as the mean. For
-/// few queries it does not pay.
+/// Whether to halve the tiles and let two consumers split the keys of each: with causal masking and at most one large
+/// tile per multiprocessor, where the largest tile would take twice as long as the mean. It does not pay for few
+/// queries.
 template <class P>
 bool is_one_wave(const Work& work) {
   constexpr int kManyQueries = 1024;

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <mica/core/cuda/detail/ring.cuh>
+#include <mica/core/cuda/detail/tensor_copy.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/ring.cuh>
-#include <mica/core/cuda/tensor_copy.cuh>
-#include <mica/core/cuda/wgmma.cuh>
 #include <mica/core/dispatch.h>
 #include <mica/ops/attention/detail/flash_attention_cuda.cuh>
 
@@ -39,20 +39,20 @@ struct Order {
   bool paired;         // a unit is the tile with the most work and that with the least, and so on
   bool last_is_heavy;  // whether the last tile of a head has the most work, instead of the first
 
-  struct Place {
+  struct HeadTile {
     int tile;
     int head;
   };
 
-  /// Calls f(place) for each tile of this block. Units are assigned to blocks in alternating order (0, 1, 2, 2, 1, 0,
-  /// …), so that no block always gets the heavier ones.
+  /// Calls f(HeadTile) for each tile of this block. Blocks get units in alternating order (0, 1, 2, 2, 1, 0, …), so
+  /// that none always gets the heavier ones.
   template <class F>
   __device__ void each(const F& f) const {
     const int grid = static_cast<int>(gridDim.x);
     const int block = static_cast<int>(blockIdx.x);
     const int units = heads * (units_of_head > 0 ? units_of_head : tiles);
 #pragma unroll 1
-    for (int i = 0;; ++i) {  // i is the only state that stays in registers
+    for (int i = 0;; ++i) {  // i is the only state between tiles, to save registers
       const int round = paired ? i / 2 : i;
       const int unit = round * grid + (round % 2 == 0 ? block : grid - 1 - block);
       if (unit >= units) {
@@ -66,14 +66,14 @@ struct Order {
         }
         rank = tiles - 1 - rank;
       }
-      f(Place{last_is_heavy ? tiles - 1 - rank : rank, head});
+      f(HeadTile{last_is_heavy ? tiles - 1 - rank : rank, head});
     }
   }
 };
 
-/// `read_bytes` is what each tile of a head reads: the head's keys and values, for example. If those of all heads fit
-/// into the L2 cache, the longest tiles of all heads come first, which minimizes idle time at the end. Otherwise one
-/// head is processed after the other, except where the softmax takes longer than the products anyway (measured).
+/// Each tile of a head reads `read_bytes`: the head's keys and values, for example. If those of all heads fit into the
+/// L2 cache, the longest tiles of all heads come first, so that multiprocessors end together. Otherwise one head
+/// follows the other, except where the softmax takes longer than the products.
 inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy, int grid, double read_bytes) {
   constexpr double kCache = 24e6;
   constexpr int kRounds = 2;  // the minimum of units per block
@@ -88,8 +88,8 @@ inline Order order_of(const Work& work, int heads, int tiles, bool last_is_heavy
           .last_is_heavy = last_is_heavy};
 }
 
-/// Launches kernel(work, maps, order) with one block per multiprocessor, or per tile if there are fewer. `dependent`:
-/// the kernel may start before the previous one ends, since it waits itself (programmatic dependent launch).
+/// Launches kernel(work, maps, order) with one block per multiprocessor, or per tile if there are fewer. `dependent`: a
+/// programmatic dependent launch, for kernels that wait for the previous one themselves.
 template <class Maps>
 void launch_persistent(void (*kernel)(Work, Maps, Order), const char* name, int threads, int shared_bytes, int heads,
                        int tiles, bool last_is_heavy, double read_bytes, const Work& work, const Maps& maps,
@@ -120,8 +120,8 @@ inline CUtensorMap map_of_keys(const Work& work, const Operand& x, int box_lines
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// The number of this thread's consumer warpgroup. The compiler must know that it is the same in the whole warp, since
-/// it serializes wgmma in code that it considers divergent.
+/// The number of this thread's consumer warpgroup. The shuffle tells the compiler that it is the same in the whole
+/// warp, since it would serialize wgmma in divergent code.
 __device__ inline int consumer_of_thread() {
   return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0);
 }
@@ -195,9 +195,8 @@ __device__ void pin_all(std::uint32_t (&fragments)[kCount][4]) {
   }
 }
 
-/// Writes a warpgroup's 64 rows to global memory, through the warpgroup's tile in shared memory, so that TMA writes
-/// whole lines; it skips rows past the end. Lane l's factors multiply rows l / 4 and l / 4 + 8 of its warp. Thread 0
-/// waits until the tile can be reused.
+/// Writes a warpgroup's 64 rows, times lane l's factors for rows l / 4 and l / 4 + 8 of its warp, through a tile in
+/// shared memory, from which TMA writes the rows that exist. Thread 0 waits until the tile can be reused.
 template <class T, int kChunks>
 __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float first_factor, float second_factor,
                            unsigned char* tile, const CUtensorMap* map, int row, int head, int batch, int barrier) {
@@ -216,8 +215,8 @@ __device__ void write_rows(const float (&sums)[kChunks * kChunk / 2], float firs
         const float factor = j % 2 == 0 ? first_factor : second_factor;
         pairs[j] = cuda::pair_of<T>(s[2 * j] * factor, s[2 * j + 1] * factor);
       }
-      const int place = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the tensor map
-      cuda::store_matrices(tile + chunk * kConsumerChunkBytes + line * kLineBytes + place * 16, pairs);
+      const int position = (2 * i + lane / 16) ^ (line % 8);  // the swizzle of the tensor map
+      cuda::store_matrices(tile + chunk * kConsumerChunkBytes + line * kLineBytes + position * 16, pairs);
     }
   }
   cuda::fence_async_proxy();

@@ -1,7 +1,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <mica/core/blocks_cpu.h>
+#include <mica/core/detail/blocks_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_reductions.h>
@@ -15,8 +15,8 @@ std::int64_t rows_per_thread(std::int64_t classes) {
   return std::max<std::int64_t>(4096 / std::max<std::int64_t>(classes, 1), 1);
 }
 
-/// Access to the rows, and the functions of their logits. See README.md for the notation. Everything is computed in S,
-/// float or double; the tensors' dtype matters only for loading and storing.
+/// Access to the rows, and the functions of their logits, which are computed in S, float or double. See README.md for
+/// the notation.
 template <class S>
 class Rows {
  public:
@@ -90,19 +90,19 @@ class Rows {
     }
   }
 
-  /// Replaces z of a row by (total · softmax(z) − u) · dz/dx · scale. share(i) is u of class i.
-  template <class Share>
-  void gradient(std::vector<S>& z, S log_sum, S total, S scale, const Share& share) const {
+  /// Replaces z of a row by (total · softmax(z) − u) · dz/dx · scale. target_term(i) is u of class i.
+  template <class TargetTerm>
+  void gradient(std::vector<S>& z, S log_sum, S total, S scale, const TargetTerm& target_term) const {
     S* const out = z.data();
     const std::int64_t n = classes;
     const S factor = scale_ * scale;
-    // One loop for both cases, since the compiler inlines, and so vectorizes, exp only a limited number of times.
+    // One loop for both cases, since the compiler inlines and vectorizes exp only a limited number of times.
     const bool capped = cap_ != 0;
     const S inverse = capped ? 1 / cap_ : S{0};
     MICA_INDEPENDENT
     for (std::int64_t i = 0; i < n; ++i) {
       const S part = capped ? out[i] * inverse : S{0};
-      out[i] = (total * math::exp(out[i] - log_sum) - share(i)) * ((1 - part * part) * factor);
+      out[i] = (total * math::exp(out[i] - log_sum) - target_term(i)) * ((1 - part * part) * factor);
     }
   }
   /// dz/dx

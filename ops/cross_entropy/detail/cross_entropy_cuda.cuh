@@ -1,11 +1,11 @@
 #pragma once
 
-// Code shared by the kernels of cross entropy: the transformed logits of a row, the sums over them, and the gradient of
-// a single logit. Included by *_cuda.cu only. See README.md for the notation and the derivation.
+// Parts of the kernels of cross entropy: the transformed logits of a row, the sums over them, and the gradient of a
+// single logit. Included by *_cuda.cu only. See README.md for the notation and the derivation.
 //
-// The transformed logit z is represented as span · y with span > 0. Without a cap, y = x and span = s, the logit scale;
-// with a cap, y = tanh(s x / cap) and span = cap. Powers have base 2. Differences of y are computed before they are
-// multiplied, so that large logits keep their precision and very negative ones do not become infinite.
+// The transformed logit z is span · y with span > 0: without a cap, y = x and span = s, the logit scale; with a cap,
+// y = tanh(s x / cap) and span = cap. Differences of y are multiplied by span, so that large logits keep their
+// precision.
 
 #include <cstdint>
 #include <limits>
@@ -15,10 +15,10 @@
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
 #include <mica/ops/cross_entropy/detail/cross_entropy_kernels.h>
-#include <mica/ops/rows/row_group.cuh>
-#include <mica/ops/rows/row_loop.cuh>
-#include <mica/ops/rows/rows_cuda.cuh>
-#include <mica/ops/rows/sum_exp.cuh>
+#include <mica/ops/rows/detail/row_group.cuh>
+#include <mica/ops/rows/detail/row_loop.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
+#include <mica/ops/rows/detail/sum_exp.cuh>
 
 namespace mica::kernels::xent {
 
@@ -40,9 +40,8 @@ __device__ S exp2_of(S x) {
   }
 }
 
-/// 2ˣ for x ≤ 0, with a relative error of 1e-4, by additions and multiplications alone: 2ⁿ · 2ʳ with n = round(x). It
-/// relieves the special function units, which also compute tanh and would otherwise be the bottleneck of capped rows.
-/// kLow: x may be below −126.
+/// 2ˣ for x ≤ 0, with a relative error of 1e-4, as 2ⁿ · 2ʳ with n = round(x). It needs no special function unit; these
+/// also compute tanh, which would limit capped rows. kLow: x may be below −126.
 template <bool kLow>
 __device__ float exp2_by_polynomial(float x) {
   float bounded = x;
@@ -185,11 +184,10 @@ struct UnitPower {
 };
 
 /// The reductions over a row: the largest y and Σ 2^(unit · (y − largest)). For a distribution also Σ u and
-/// Σ u (largest − y), with u from common_u(). If kInPlace, also two numbers that the leader, one thread of the row,
-/// sends to the others; they are 0 in all others, so that sums give the leader's.
+/// Σ u (largest − y), with u from common_u(). If kInPlace, also two numbers of the leader, a thread of the row, which
+/// are 0 in the other threads.
 ///
-/// With a cap, y ≤ 1. If the cap is so small that no power 2^(unit · (y − 1)) can underflow, 1 is used instead of the
-/// largest y.
+/// With a cap, y ≤ 1, and if the cap is so small that 2^(unit · (y − 1)) cannot underflow, 1 replaces the largest y.
 template <class T, Target kTarget, bool kCap, bool kInPlace = false>
 struct Found : SumExp<Accumulate<T>, UnitPower<T>> {
   using S = Accumulate<T>;
@@ -376,8 +374,8 @@ struct Gradient {
         values[j] = kCap ? dz * fma(-y, y, S{1}) : dz;
       }
     };
-    // Only one pack of a row contains the label. The others need no test for each element. For a distribution, it is
-    // not worth twice the code.
+    // Only one pack of a row contains the label, so the others need no test for each element. For a distribution, that
+    // is not worth twice the code.
     if (kTarget == Target::distribution || static_cast<unsigned>(label_at) < V) {
       all([&](int j) { return j == label_at; });
     } else {

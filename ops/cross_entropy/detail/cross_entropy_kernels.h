@@ -11,9 +11,9 @@ namespace mica::kernels {
 
 using IndexTypes = Types<std::int64_t, std::int32_t>;
 
-/// N rows of V logits and their targets. The notation is that of README.md: z is a logit after scale and cap, u is the
-/// weight of its class in the row's loss, Σ u (log Σ eᶻ − z), and U = Σ u. A row whose label is ignore_index has loss
-/// and gradient 0, whatever it contains.
+/// N rows of V logits and their targets, in the notation of README.md: z is a logit after scale and cap, u the weight
+/// of its class in the row's loss, Σ u (log Σ eᶻ − z), and U = Σ u. A row whose label is ignore_index has loss and
+/// gradient 0.
 struct CrossEntropyTerms {
   const Tensor& logits;       // (N, V)
   const Tensor& targets;      // labels (N), int64 or int32; or probabilities (N, V) of the logits' dtype

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kShortestRow = 1025;      // classes
 constexpr std::int64_t kHalfShared = 110 << 10;  // the most bytes of a row per block with which two blocks fit
-constexpr std::int64_t kMostShared = 218 << 10;  // the exchange of a cluster takes 8 KB more
+constexpr std::int64_t kMostShared = 218 << 10;  // the same for one block; a cluster's exchange takes 8 KB more
 constexpr int kMostCluster = 8;
 
 }  // namespace
@@ -21,10 +21,10 @@ CrossEntropyPlan plan_cross_entropy_in_place(std::int64_t classes, int element_s
   const std::int64_t packs = classes * element_size / 16;
   for (const std::int64_t most : {kHalfShared, kMostShared}) {
     for (int blocks = 1; blocks <= kMostCluster && plan.cluster == 0; blocks *= 2) {
-      const std::int64_t share = (packs + blocks - 1) / blocks;
-      if (share * 16 <= most) {
+      const std::int64_t slab = (packs + blocks - 1) / blocks;
+      if (slab * 16 <= most) {
         plan.cluster = blocks;
-        plan.slab = static_cast<int>(share);
+        plan.slab = static_cast<int>(slab);
       }
     }
   }

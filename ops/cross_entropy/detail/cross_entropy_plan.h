@@ -8,9 +8,9 @@ namespace mica::kernels {
 
 struct CrossEntropyPlan {
   static constexpr int kMostThreads = 512;  // per block
-  static constexpr int kParts = 4;          // parts of a row; a thread waits for each of them separately
+  static constexpr int kParts = 4;          // groups of a row's copies, for each of which a thread waits
 
-  int cluster = 0;  // blocks that share a row; 0: rows of this length are read twice
+  int cluster = 0;  // blocks that share a row; 0: a kernel that reads rows twice
   int threads = 0;  // per block
   int slab = 0;     // packs of 16 bytes of a row that a block has, at most
   int part = 0;     // packs per thread and part, an even number

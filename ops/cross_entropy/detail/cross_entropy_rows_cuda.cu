@@ -18,7 +18,7 @@ using rows::RowGroup;
 constexpr std::int64_t kWarpRow = 1024;  // the longest row that is processed by one warp
 constexpr int kWarpRows = 8;             // such rows per block
 constexpr int kBlockThreads = 512;       // the most threads of a block that processes one row
-// Up to this length, blocks are small, so that several run on a multiprocessor: one loads while another computes.
+// Up to this length, blocks are small, so that one loads while another on the same multiprocessor computes.
 constexpr std::int64_t kSmallBlockRow = 1 << 17;
 
 constexpr int most_threads(Group group) { return group == Group::block ? kBlockThreads : kWarp * kWarpRows; }
@@ -34,8 +34,7 @@ struct RowOf {
   int threads = static_cast<int>(kBlock ? blockDim.x : kWarp);
 };
 
-/// The number of packs in flight per thread, and the minimum of blocks per multiprocessor (__launch_bounds__), which
-/// limits the registers that they can take.
+/// The number of packs in flight per thread, and the minimum number of blocks per multiprocessor (__launch_bounds__).
 template <class T, Target kTarget>
 constexpr int kAhead = kTarget == Target::label && sizeof(T) < 8 ? 4 : 2;
 template <class T>
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
     cross_entropy_rows(Problem<T> p, Accumulate<T>* logsumexp, Accumulate<T>* mass, Accumulate<T>* losses) {
   using S = Accumulate<T>;
   using FoundInRow = Found<T, kTarget, kCap>;
-  __shared__ typename RowGroup<FoundInRow, kGroup>::Shared shared;
+  __shared__ typename RowGroup<FoundInRow, kGroup>::Exchange exchange;
   const RowOf<kGroup> at;
   const std::int64_t row = at.row;
   if (row >= p.rows) {
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(most_threads(kGroup), least_blocks<T>(kGroup))
   rows::for_peeled_packs<kAhead<T, kTarget>>(
       p.logits + row * p.classes, p.classes, at.t, at.threads,
       [&](const auto& pack, std::int64_t i) { add_pack(p, row, i, pack, mine); });
-  const auto found = RowGroup<FoundInRow, kGroup>(shared).all_reduce(mine);
+  const auto found = RowGroup<FoundInRow, kGroup>(exchange).all_reduce(mine);
   if (at.t == 0) {
     const S label_y =
         label.is_class() ? capped<kCap>(p, static_cast<S>(p.logits[row * p.classes + label.index])) : S{0};

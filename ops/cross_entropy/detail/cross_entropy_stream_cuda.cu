@@ -1,9 +1,8 @@
 // In-place cross entropy of labels: computes the losses and overwrites the logits with their gradient, reading them
-// from global memory only once. The kernel is persistent. A row is in the shared memory of a thread block or, if it is
-// too long, of a cluster:
+// from global memory only once. The kernel is persistent, with a row in the shared memory of a block or a cluster:
 //
 //     pass 1:  row r, part by part, as its copies arrive ──▶ sums ──▶ exchanged by the threads of the row ──▶ loss
-//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  the freed slots ◀── copies of the next row
+//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  its place ◀── copies of the next row
 //
 // Each thread copies the packs that it uses itself, so that threads synchronize only to exchange sums.
 
@@ -19,8 +18,6 @@ namespace mica::kernels {
 namespace xent {
 
 namespace {
-
-using Plan = CrossEntropyPlan;
 
 /// The packs of a row that a block has in its shared memory.
 template <class T>
@@ -53,19 +50,19 @@ class Streamer {
                                /*kSeveral=*/false, /*kBuffers=*/2>;
 
  public:
-  using Shared = typename Group::Shared;
+  using Exchange = typename Group::Exchange;
 
   /// `queue` is the number of rows that were taken from the queue.
-  __device__ Streamer(const Problem<T>& p, const Plan& plan, T* logits, int* queue, Shared& shared,
+  __device__ Streamer(const Problem<T>& p, const CrossEntropyPlan& plan, T* logits, int* queue, Exchange& exchange,
                       unsigned char* memory)
       : p_(p),
         plan_(plan),
         logits_(logits),
         queue_(queue),
-        slots_(cuda::shared_address(memory)),
+        first_pack_(cuda::shared_address(memory)),
         threads_(static_cast<int>(blockDim.x)),
         rank_(Group::rank()),
-        group_(shared, plan.cluster) {}
+        group_(exchange, plan.cluster) {}
 
   __device__ void run(const Incoming<T>& incoming, S* losses) {
     const S common = incoming.per_row ? S{0} : incoming(0);
@@ -119,7 +116,7 @@ class Streamer {
     uint4 bits;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-                 : "r"(slots_ + 16 * i));
+                 : "r"(first_pack_ + 16 * i));
     return reinterpret_cast<const Packs&>(bits);
   }
 
@@ -131,7 +128,7 @@ class Streamer {
     }
   }
 
-  /// Adds N of the thread's packs, from pack i on. If it adds more packs at a time, sums are rescaled less often.
+  /// Adds N of the thread's packs, from pack i on. With more packs at a time, sums are rescaled less often.
   template <int N>
   __device__ void add_packs(int i, FoundInRow& found) const {
     S y[N * kPack];
@@ -145,9 +142,8 @@ class Streamer {
   /// The reductions of the thread's packs, which are added as they arrive, and the leader's numbers.
   __device__ FoundInRow found_by_thread(std::int64_t row, const Slab<T>& slab,
                                         const Label<T, Target::label>& label) const {
-    // Blocks take rows from a queue, since ignored rows take little time and equal numbers of rows would not be equal
-    // work. The result of a row does not depend on which block processes it. The row is taken early, to hide the
-    // latency of the atomic operation.
+    // Blocks take rows from a queue, since ignored rows take little time. They do so early, to hide the latency of the
+    // atomic operation.
     const int next = is_leader() ? static_cast<int>(gridDim.x / plan_.cluster) + atomicAdd(queue_, 1) : 0;
     // The label's logit is read before the exchange, since afterwards its thread may overwrite it.
     const bool look = is_leader() && label.is_class();
@@ -157,7 +153,7 @@ class Streamer {
       add_row(row, slab, found);
     }
     found.label_y = label_y;
-    // The bitwise complement, which is negative, of a row that is ignored and need not be loaded.
+    // The complement, which is negative, of a row that is ignored and need not be loaded.
     found.next_row = is_leader() && next < p_.rows && Label<T, Target::label>(p_, next).ignored() ? ~next : next;
     return found;
   }
@@ -166,8 +162,8 @@ class Streamer {
     for_end(slab, [&](std::int64_t i) { add_pack(p_, row, i, rows::load<1>(logits_ + row * p_.classes + i), found); });
     int i = threadIdx.x;
 #pragma unroll
-    for (int part = 0; part < Plan::kParts; ++part) {
-      cuda::wait_copies(Plan::kParts - 1 - part);
+    for (int part = 0; part < CrossEntropyPlan::kParts; ++part) {
+      cuda::wait_copies(CrossEntropyPlan::kParts - 1 - part);
       for (int round = 0; round < plan_.part; round += 2, i += 2 * threads_) {
         if (i + threads_ < slab.count) {
           add_packs<2>(i, found);
@@ -179,7 +175,7 @@ class Streamer {
   }
 
   /// Overwrites each pack i of a row in global memory with make(i), and starts loading the
-  /// next row in its place, in Plan::kParts groups of copies.
+  /// next row in its place, in CrossEntropyPlan::kParts groups of copies.
   template <class Make>
   __device__ void write(const Slab<T>& slab, std::int64_t next_row, bool ignores_next, const Make& make) {
     const bool more = next_row < p_.rows && !ignores_next;
@@ -190,14 +186,14 @@ class Streamer {
     T* to = slab.at(i);
     const T* from = next.at(i);
 #pragma unroll 1
-    for (int part = 0; part < Plan::kParts; ++part) {
+    for (int part = 0; part < CrossEntropyPlan::kParts; ++part) {
 #pragma unroll 1
       for (int round = 0; round < plan_.part; ++round) {
         if (i < slab.count) {
           rows::store_whole(to, make(i));
         }
         if (i < next_count) {
-          cuda::copy_async<16>(slots_ + 16 * i, from, policy);
+          cuda::copy_async<16>(first_pack_ + 16 * i, from, policy);
         }
         i += threads_;
         to += threads_ * kPack;
@@ -208,10 +204,10 @@ class Streamer {
   }
 
   const Problem<T>& p_;
-  const Plan& plan_;
+  const CrossEntropyPlan& plan_;
   T* logits_;
   int* queue_;
-  std::uint32_t slots_;  // the address in shared memory of the first pack; pack i belongs to thread i % threads_
+  std::uint32_t first_pack_;  // the address in shared memory of the first pack; pack i belongs to thread i % threads_
   int threads_;
   int rank_;
   Group group_;
@@ -219,18 +215,19 @@ class Streamer {
 
 /// At least 2 blocks per multiprocessor (__launch_bounds__), which limits the registers per thread.
 template <class T, bool kCap, bool kCluster>
-__global__ void __launch_bounds__(Plan::kMostThreads, 2)
-    cross_entropy_stream(Problem<T> p, Plan plan, Incoming<T> incoming, T* logits, int* queue, Accumulate<T>* losses) {
+__global__ void __launch_bounds__(CrossEntropyPlan::kMostThreads, 2)
+    cross_entropy_stream(Problem<T> p, CrossEntropyPlan plan, Incoming<T> incoming, T* logits, int* queue,
+                         Accumulate<T>* losses) {
   using Rows = Streamer<T, kCap, kCluster>;
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ typename Rows::Shared shared;
-  Rows(p, plan, logits, queue, shared, memory).run(incoming, losses);
+  __shared__ typename Rows::Exchange exchange;
+  Rows(p, plan, logits, queue, exchange, memory).run(incoming, losses);
 }
 
 // On the host.
 
 template <class T, bool kCap, bool kCluster>
-void stream(const CrossEntropyInPlace& args, const Plan& plan) {
+void stream(const CrossEntropyInPlace& args, const CrossEntropyPlan& plan) {
   const auto kernel = cross_entropy_stream<T, kCap, kCluster>;
   const Problem<T> problem(args.terms);
   const Tensor queue = empty({1}, int32, args.losses.device());

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include <mica/core/philox_rounds.h>
+#include <mica/core/detail/philox_rounds.h>
 
 namespace mica {
 

@@ -1,12 +1,12 @@
 #pragma once
 
 // Which elements are dropped: a function of the random key and of an element's index in row-major order alone, so that
-// all kernels and both devices drop the same ones. Eight consecutive elements share the 128 bits of one Philox block.
-// On a GPU, computing 32 bits per element would take longer than loading and storing it.
+// all kernels and both devices drop the same ones. Eight consecutive elements share one Philox block of 128 bits, since
+// computing 32 bits per element would take longer than loading and storing it.
 
 #include <cstdint>
 
-#include <mica/core/philox_rounds.h>
+#include <mica/core/detail/philox_rounds.h>
 #include <mica/ops/dropout/detail/dropout_choice.h>
 
 namespace mica {

@@ -2,7 +2,7 @@
 
 #include <variant>
 
-#include <mica/core/strided.h>
+#include <mica/core/detail/strided.h>
 #include <mica/ops/elementwise/detail/functions.h>
 
 namespace mica::kernels {

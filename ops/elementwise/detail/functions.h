@@ -3,9 +3,9 @@
 // The element-wise functions and their derivatives, shared by both devices. T is the type of arithmetic, which is float
 // for 16-bit floats. Derivatives at kinks are chosen as in PyTorch.
 
+#include <mica/core/detail/wrap.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/math.h>
-#include <mica/core/wrap.h>
 
 namespace mica::functions {
 
@@ -226,8 +226,8 @@ template <class T, class S = Accumulate<T>>
 MICA_HOST_DEVICE S exp_minus(S a) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 2) {
-    // Rounding the product causes a relative error of a · 6e-8. Wherever e⁻ᵃ is not negligible, that is far below the
-    // precision of 16 bits.
+    // Rounding the product causes a relative error of a · 6e-8: wherever e⁻ᵃ is not negligible, far below that of 16
+    // bits.
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a * -1.44269504f));
     return result;
@@ -259,8 +259,7 @@ template <class T, class S = Accumulate<T>>
 MICA_HOST_DEVICE Logistic<S> logistic(S z) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 2) {
-    // One formula for both signs of z. e is limited to 2¹²⁷, where `value` underflows to 0, so that the product `rest`
-    // is 0 and not NaN.
+    // One formula for both signs of z. e is limited to 2¹²⁷, so that `rest` is 0 and not NaN where `value` is 0.
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fminf(z * -1.44269504f, 127.0f)));
     const float value = reciprocal(1.0f + e);
@@ -317,9 +316,8 @@ struct Gelu {
   }
 
  private:
-  // 1 − Φ(x) for x ≥ 0, from e = exp(−x² / 2). It is approximated by e · t · P(t) with t = 1 / (1 + 0.304 x), which is
-  // the form of Abramowitz and Stegun, 7.1.26. P was fitted so that the relative error is at most 1.1e-7 wherever e is
-  // not 0.
+  // 1 − Φ(x) for x ≥ 0, from e = exp(−x² / 2): e · t · P(t) with t = 1 / (1 + 0.304 x), in the form of Abramowitz and
+  // Stegun, 7.1.26. P was fitted to a relative error of at most 1.1e-7 wherever e is not 0.
   MICA_HOST_DEVICE static float tail_of(float x, float e) {
     const float t = reciprocal(1.0f + 0.304f * x);
     const float p = math::detail::polynomial(t, 0.036401916f, -0.15344755f, 0.18908434f, -0.040348575f, 0.12212075f,
@@ -661,8 +659,8 @@ struct Select {
 
 // Gradients: dy times the derivative.
 
-/// dy · slope, where `slope` is a derivative of F. A slope of 0 of a piecewise linear F gives 0 even if dy is infinite,
-/// as it is in sqrt(relu(x)) for x ≤ 0.
+/// dy · slope, where `slope` is a derivative of F. If F is piecewise linear, a slope of 0 gives 0 even for an infinite
+/// dy, as in sqrt(relu(x)) for x ≤ 0.
 template <class F, class T>
 MICA_HOST_DEVICE T times_slope(T dy, T slope) {
   if constexpr (requires { F::piecewise_linear; }) {

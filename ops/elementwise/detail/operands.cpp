@@ -1,5 +1,5 @@
 #include <mica/ops/elementwise/detail/operands.h>
-#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/reduce/sum.h>
 
 namespace mica::detail {
 

@@ -2,7 +2,7 @@
 
 // Argument checks shared by the public element-wise ops.
 
-#include <mica/core/number.h>
+#include <mica/core/detail/number.h>
 #include <mica/core/tensor.h>
 
 namespace mica::detail {

@@ -64,8 +64,7 @@ void embedding_backward(Cpu, const EmbeddingBackward& args) {
     T* dweight = args.dweight.data<T>();
     constexpr std::int64_t kColumns = 64;
     const std::int64_t strips = (width + kColumns - 1) / kColumns;
-    // Each thread has some strips of some rows, so that every sum is in the order of the indices, for any number of
-    // threads.
+    // Each thread has strips of rows, so that every sum is in the order of the indices, for any number of threads.
     const std::int64_t terms = (n / (rows + 1) + 1) * std::min(width, kColumns);  // of a strip, on average
     parallel_for(rows * strips, 1 + 16384 / (terms + 1), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t strip = begin; strip < end; ++strip) {

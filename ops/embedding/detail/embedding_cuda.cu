@@ -19,6 +19,7 @@
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/stream.h>
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/embedding/detail/embedding_kernels.h>
 
 namespace mica::kernels {
@@ -72,16 +73,15 @@ __global__ void embedding_keys_kernel(const std::int64_t* indices, int n, std::i
 }
 
 // The gradient: dweight[r] = Σ dy[i] over all i with indices[i] == r. The keys (indices) have been sorted, so that
-// equal keys form a run, and are divided into segments of kSegment keys:
+// equal keys form a run, and are split into segments of kSegment keys:
 //
 //     sorted keys   | 3 3 5 5 5 7 7 7 | 7 7 7 7 7 7 7 7 | 7 7 8 9 9 9 9 9 |
 //     runs            3 3: short        7: long, from the tail of segment 0 over segment 1 to the head of segment 2
 //
-// In the first kernel, the threads along x sum one segment, V columns per thread; if rows are too short for all threads
-// of a block, the block processes several segments, along y. A run within one segment is written to dweight directly. A
-// run over several segments is long: in each segment it leaves a partial sum, in the segment's head if the run began
-// before, else in its tail. The first kernel also lists the segments in which long runs begin, in any order. In the
-// second kernel, blocks add up the partial sums of these runs.
+// In the first kernel, the threads along x sum one segment, V columns per thread; for short rows, a block has several
+// segments, along y. A run within one segment is written to dweight directly. A longer run has a partial sum in each
+// segment: the segment's head if it began before, else its tail. The second kernel adds up the partial sums of the runs
+// that begin in the segments that the first one has listed.
 constexpr int kSegment = 16;
 constexpr int kColumnThreads = 128;
 constexpr int kRunLines = 4;     // threads that share a column of a long run
@@ -110,7 +110,7 @@ struct Gradient {
     return next < n && keys[next] == keys[next - 1];
   }
   // The last segment of the run that continues after this segment. The search doubles its distance until the run has
-  // ended, then halves it: most runs end in the next segment, and every step waits for memory.
+  // ended, then halves it, since most runs end in the next segment.
   __device__ int last_segment(int segment) const {
     const std::uint32_t key = last_key(segment);
     const int segments = (n - 1) / kSegment + 1;
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kColumnThreads* kRunLines) embedding_runs_kern
   }
 }
 
-unsigned parts(std::int64_t length, std::int64_t part) { return static_cast<unsigned>((length + part - 1) / part); }
+unsigned blocks_of(std::int64_t n, std::int64_t d) { return static_cast<unsigned>(ceil_div(n, d)); }
 
 }  // namespace
 
@@ -284,12 +284,11 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
   }
   const int n = static_cast<int>(count);
 
-  // The sort is stable, so that the positions of equal keys stay in order, and the sums are bit-identical in every run
-  // of the program.
+  // The sort is stable, so that the positions of equal keys remain in order, and sums have the same bits in every run.
   const Tensor buffers = empty({4, n}, int32, device);
   auto* const keys = reinterpret_cast<std::uint32_t*>(buffers.data<std::int32_t>());
   std::uint32_t* const positions = keys + 2LL * n;
-  const unsigned segments = parts(n, kSegment);
+  const unsigned segments = blocks_of(n, kSegment);
   const Tensor runs = empty({1 + static_cast<std::int64_t>(segments)}, int32, device);
   std::int32_t* const run_count = runs.data<std::int32_t>();
   embedding_keys_kernel<<<blocks_for(n), kThreads, 0, stream>>>(args.indices.data<std::int64_t>(), n, rows, keys,
@@ -326,13 +325,13 @@ void embedding_backward(Cuda, const EmbeddingBackward& args) {
           const unsigned across = static_cast<unsigned>(
               std::min<std::uint64_t>(kColumnThreads, std::bit_ceil(static_cast<std::uint64_t>(width / V))));
           const dim3 block(across, kColumnThreads / across);
-          const dim3 grid(parts(segments, block.y), parts(width, across * V));
+          const dim3 grid(blocks_of(segments, block.y), blocks_of(width, across * V));
           embedding_segments_kernel<T, V><<<grid, block, 0, stream>>>(gradient);
           cuda::check_launch("embedding_segments_kernel");
         },
         gradient.dy, gradient.dweight);
     if (segments > 1) {
-      const dim3 grid(std::min<unsigned>(segments - 1, kRunBlocks), parts(width, kColumnThreads));
+      const dim3 grid(std::min<unsigned>(segments - 1, kRunBlocks), blocks_of(width, kColumnThreads));
       embedding_runs_kernel<T><<<grid, kColumnThreads * kRunLines, 0, stream>>>(gradient);
       cuda::check_launch("embedding_runs_kernel");
     }

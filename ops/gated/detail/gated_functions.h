@@ -1,6 +1,6 @@
 #pragma once
 
-#include <mica/core/strided.h>
+#include <mica/core/detail/strided.h>
 #include <mica/ops/elementwise/detail/functions.h>
 
 namespace mica::functions {

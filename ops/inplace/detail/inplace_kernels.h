@@ -1,8 +1,8 @@
 #pragma once
 
+#include <mica/core/detail/strided.h>
+#include <mica/core/detail/wrap.h>
 #include <mica/core/dispatch.h>
-#include <mica/core/strided.h>
-#include <mica/core/wrap.h>
 
 namespace mica::kernels {
 

@@ -3,6 +3,7 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/pack.cuh>
 #include <mica/core/cuda/ptx.cuh>
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/elementwise/detail/functions.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
@@ -22,9 +23,8 @@ constexpr int kLanes = 32;
 constexpr int kLines = 8;
 constexpr int kThreads = kLanes * kLines;
 constexpr int kSteps = 4;
-// The number of rows in a slab is a multiple of kSlab. There are as many slabs as give about kBlocks blocks, several
-// times as many as run at once, so that multiprocessors are rarely idle at the end. The number depends on the shape
-// alone, so that sums do not depend on the device.
+// Slabs are multiples of kSlab rows, and so many that there are about kBlocks blocks: several times as many as run at
+// once, so that few multiprocessors are idle at the end. Their number depends on the shape alone, like the sums.
 constexpr std::int64_t kSlab = kLines * kSteps;
 constexpr std::int64_t kBlocks = 8192;
 // Threads of the second kernel that share a column.
@@ -53,7 +53,7 @@ struct Gated {
 };
 
 template <class T>
-struct Arguments {
+struct ActivationBackwardArguments {
   const T* dy;
   const T* v;
   T* dz;
@@ -65,8 +65,8 @@ struct Arguments {
 };
 
 template <class F, class T, int V>
-__device__ void add_row(const Arguments<T>& a, std::int64_t at, const Pack<T, V>& dy, const Pack<T, V>& v,
-                        Accumulate<T> (&sums)[V]) {
+__device__ void add_row(const ActivationBackwardArguments<T>& a, std::int64_t at, const Pack<T, V>& dy,
+                        const Pack<T, V>& v, Accumulate<T> (&sums)[V]) {
   using S = Accumulate<T>;
   Pack<T, V> dz;
 #pragma unroll
@@ -84,7 +84,7 @@ __device__ void add_row(const Arguments<T>& a, std::int64_t at, const Pack<T, V>
 }
 
 template <class F, class T, int V>
-__device__ Pack<T, V> load_v(const Arguments<T>& a, std::int64_t at) {
+__device__ Pack<T, V> load_v(const ActivationBackwardArguments<T>& a, std::int64_t at) {
   if constexpr (std::is_same_v<F, None>) {
     return {};
   } else {
@@ -93,7 +93,7 @@ __device__ Pack<T, V> load_v(const Arguments<T>& a, std::int64_t at) {
 }
 
 template <class F, class T, int V>
-__global__ void __launch_bounds__(kThreads) activation_backward_kernel(Arguments<T> a) {
+__global__ void __launch_bounds__(kThreads) activation_backward_kernel(ActivationBackwardArguments<T> a) {
   using S = Accumulate<T>;
   cuda::allow_dependents();
   const int lane = threadIdx.x % kLanes;
@@ -173,21 +173,20 @@ template <class F, class T>
 void launch(const ActivationBackward& args) {
   using S = Accumulate<T>;
   constexpr bool kHasFunction = !std::is_same_v<F, None>;
-  Arguments<T> a{.dy = args.dy.data<T>(),
-                 .v = kHasFunction ? args.v.data<T>() : nullptr,
-                 .dz = kHasFunction ? args.dz.data<T>() : nullptr,
-                 .dbias = args.dbias.data<T>(),
-                 .partial = nullptr,
-                 .rows = args.dy.size(0),
-                 .columns = args.dy.size(1),
-                 .slab = 0};
+  ActivationBackwardArguments<T> a{.dy = args.dy.data<T>(),
+                                   .v = kHasFunction ? args.v.data<T>() : nullptr,
+                                   .dz = kHasFunction ? args.dz.data<T>() : nullptr,
+                                   .dbias = args.dbias.data<T>(),
+                                   .partial = nullptr,
+                                   .rows = args.dy.size(0),
+                                   .columns = args.dy.size(1),
+                                   .slab = 0};
   cuda::with_pack_size<T>(
       a.columns,
       [&]<int V>(std::integral_constant<int, V>) {
-        const auto parts = [](std::int64_t length, std::int64_t part) { return (length + part - 1) / part; };
-        const std::int64_t across = parts(a.columns, kLanes * V);
-        a.slab = parts(a.rows, std::max<std::int64_t>(kBlocks / across, 1) * kSlab) * kSlab;
-        const std::int64_t slabs = parts(a.rows, a.slab);
+        const std::int64_t across = ceil_div(a.columns, kLanes * V);
+        a.slab = ceil_div(a.rows, std::max<std::int64_t>(kBlocks / across, 1) * kSlab) * kSlab;
+        const std::int64_t slabs = ceil_div(a.rows, a.slab);
         Tensor partial;
         if (slabs > 1) {
           partial = empty({slabs, a.columns}, dtype_of<S>, args.dy.device());

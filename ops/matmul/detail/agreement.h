@@ -6,8 +6,8 @@
 
 namespace mica::detail {
 
-/// Whether two algorithms gave the same result up to rounding: NaN and infinities are at the same positions, and finite
-/// elements differ by at most `tolerance` times the norm of `expected`. Both have the same size.
+/// Whether two results of the same size are equal up to rounding: NaN and infinities are at the same positions, and
+/// finite elements differ by at most `tolerance` times the norm of `expected`.
 inline bool agree_up_to_rounding(std::span<const float> expected, std::span<const float> got, double tolerance) {
   double apart = 0;
   double size = 0;

@@ -20,7 +20,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
-#include <mica/core/cuda/cublas.h>
+#include <mica/core/cuda/detail/cublas.h>
 #include <mica/core/cuda/error.h>
 #include <mica/core/cuda/stream.h>
 #include <mica/ops/matmul/detail/agreement.h>
@@ -34,8 +34,7 @@ namespace {
 constexpr std::size_t kMaxAlgorithms = 4096;
 // How many candidates are requested from cuBLASLt's heuristics for a product that is to be timed.
 constexpr int kNamed = 12;
-// Rows that are not multiples of this size are not handled here: for some of them, cuBLASLt's kernels round the product
-// before adding the bias.
+// Rows must be multiples of this size: for some others, cuBLASLt's kernels round the product before adding the bias.
 constexpr std::int64_t kPackBytes = 16;
 
 // A matrix in cuBLASLt's column-major view.
@@ -399,9 +398,8 @@ class Search {
     sort_tried();
   }
 
-  // The fastest of several candidates under continuous load, as in a training step: the GPU then reaches its power
-  // limit and lowers its clock, more for some kernels than for others. Candidates run in turn, so that a change of the
-  // clock affects all of them. Among candidates that are about equally fast, the first one wins.
+  // The fastest candidate under continuous load, where the GPU lowers its clock more for some kernels than for others.
+  // Candidates run in turn, so that the clock is the same for all; of equally fast ones, the first wins.
   Algorithm under_load(const std::vector<Candidate>& candidates) {
     constexpr float kAboutAsFast = 1.005F;
     const float guess = std::max(candidates.back().ms, 1e-3F);
@@ -427,8 +425,8 @@ class Search {
     return candidates[static_cast<std::size_t>(chosen - medians.begin())].algorithm;
   }
 
-  // `chosen` if its result equals that of `first` up to rounding, else `first`: settings that the heuristics do not
-  // propose have no guarantees.
+  // `chosen` if its result equals that of `first` up to rounding, else `first`: cuBLASLt guarantees nothing for
+  // settings that its heuristics do not propose.
   Algorithm validated(const Algorithm& first, const Algorithm& chosen) {
     run(first);
     const std::vector<float> expected = sample();

@@ -7,8 +7,9 @@
 #define EIGEN_DONT_PARALLELIZE
 #include <functional>
 
-#include <mica/ops/gemm/few_rows.h>
-#include <mica/ops/gemm/gemm_cpu.h>
+#include <mica/core/detail/ceil_div.h>
+#include <mica/ops/gemm/detail/few_rows.h>
+#include <mica/ops/gemm/detail/gemm_cpu.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
 
@@ -25,7 +26,7 @@ gemm::Matrix<T> matrix(const Tensor& x, std::int64_t offset) {
 // The bias, or zeros if there is none, padded to a whole number of tiles.
 template <class S, class T>
 const S* starts(const Tensor& bias, std::int64_t n, gemm::Buffer<S>& buffer) {
-  buffer.assign(gemm::tiles(n, gemm::Tile<S>::kColumns) * gemm::Tile<S>::kColumns, S{0});
+  buffer.assign(ceil_div(n, gemm::Tile<S>::kColumns) * gemm::Tile<S>::kColumns, S{0});
   if (bias.defined()) {
     const T* const from = bias.data<T>();
     std::transform(from, from + n, buffer.begin(), [](T value) { return static_cast<S>(value); });

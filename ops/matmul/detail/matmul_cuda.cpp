@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <mica/core/copy.h>
-#include <mica/core/cuda/cublas.h>
+#include <mica/core/cuda/detail/cublas.h>
 #include <mica/ops/matmul/detail/cublaslt_cuda.h>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
@@ -73,8 +73,8 @@ void multiply(const MatmulArgs& args) {
   }
 }
 
-// Leading axes that cannot be merged need one call per run of equally spaced products. For many short runs, copying the
-// operands costs less than the calls: leading axes of a row-major copy can be merged, unless one is broadcast.
+// Leading axes that cannot be merged need one call per run of equally spaced products. Instead of many short runs, the
+// operands are copied, since the leading axes of a row-major copy can be merged, unless one is broadcast.
 MatmulArgs with_few_runs(const MatmulArgs& args) {
   const MatmulBatch batch(args.a, args.b, args.out.shape());
   const double work = static_cast<double>(args.out.numel()) * static_cast<double>(args.a.size(-1));

@@ -1,16 +1,16 @@
+#include <mica/core/detail/ceil_div.h>
 #include <mica/ops/elementwise/detail/functions.h>
-#include <mica/ops/gemm/kernel_sm90.cuh>
+#include <mica/ops/gemm/detail/kernel_sm90.cuh>
 #include <mica/ops/matmul/detail/matmul_epilogue_cuda.h>
 
-// Matrix products with an activation, or the derivative of one, as the epilogue of the kernel in ops/gemm. The epilogue
-// takes long: it moves two tensors as large as the output, and in forward computes exponentials. So the warpgroups
-// alternate (Schedule::ping_pong).
+// Matrix products with an activation, or the derivative of one, as the epilogue of the kernel in ops/gemm. This
+// takes long, since it moves two tensors of the output's size, so the warpgroups alternate (Schedule::ping_pong).
 
 namespace mica::kernels {
 
 namespace {
 
-using EpiloguePlan = gemm::Plan<128, 5, 2>;
+using EpiloguePlan = gemm::TilePlan<128, 5, 2>;
 constexpr int kHalves = gemm::kTileRows / gemm::kHalfRows;
 constexpr int kChunks = EpiloguePlan::kColumns / gemm::kChunk;  // per tile
 constexpr int kGroups = gemm::kChunk / 16;                      // groups of 16 columns
@@ -25,7 +25,7 @@ template <class T>
 struct Gradient {
   using Element = T;
   static constexpr int kBuffers = kHalves * kChunks;
-  struct Shared {
+  struct Memory {
     float sums[kWarps][gemm::kChunk];  // column sums
   };
   CUtensorMap slopes;
@@ -37,15 +37,7 @@ struct Gradient {
   /// Starts to load the tile's slopes.
   template <class Tile>
   __device__ gemm::Nothing begin(const Buffers& buffers, const Tile& tile) const {
-    if (buffers.thread() == 0) {
-      cuda::wait_stores_read<0>();  // until the previous tile's output has been read from the buffers
-      cuda::arrive_expecting(tile.loaded, kBuffers * gemm::kChunkBytes);
-#pragma unroll
-      for (int i = 0; i < kBuffers; ++i) {
-        buffers.load(i, &slopes, tile.column + i / kHalves * gemm::kChunk, tile.row + i % kHalves * gemm::kHalfRows,
-                     tile.loaded);
-      }
-    }
+    buffers.template load<kHalves>(&slopes, tile);
     return {};
   }
 
@@ -61,7 +53,7 @@ struct Gradient {
       }
       if (parts != nullptr) {
         buffers.sync();  // until the previous sums have been read
-        write_totals(tile.shared.sums[buffers.warp()], totals, buffers.lane());
+        write_totals(tile.memory.sums[buffers.warp()], totals, buffers.lane());
       }
       const int column = tile.column + chunk * gemm::kChunk;
       buffers.store([&] {
@@ -73,7 +65,7 @@ struct Gradient {
         }
       });
       if (parts != nullptr && buffers.thread() < gemm::kChunk) {
-        write_part(tile.shared, tile.row / gemm::kTileRows, column + buffers.thread(), buffers.thread());
+        write_part(tile.memory, tile.row / gemm::kTileRows, column + buffers.thread(), buffers.thread());
       }
     }
   }
@@ -104,7 +96,7 @@ struct Gradient {
   }
 
   /// Writes the sum of a column of the tile, which is column number `index` of the chunk.
-  __device__ void write_part(const Shared& shared, int part, int column, int index) const {
+  __device__ void write_part(const Memory& shared, int part, int column, int index) const {
     if (column < columns && part < part_count) {
       float total = 0;
       for (int warp = 0; warp < kWarps; ++warp) {
@@ -114,8 +106,8 @@ struct Gradient {
     }
   }
 
-  /// Halves the number of totals per lane: two lanes whose indices differ by kStep exchange halves of their totals, and
-  /// each adds up the half that it keeps. Returns the original index of this lane's first total.
+  /// Halves the number of totals per lane: lanes kStep apart exchange halves of their totals, and each adds up the half
+  /// that it keeps. Returns the original index of this lane's first total.
   template <int kStep, int kKept>
   __device__ static int fold(float (&totals)[gemm::kChunk / 4], int lane) {
     const bool upper = (lane & kStep) != 0;
@@ -142,7 +134,7 @@ template <class T, class F, bool kSlopes>
 struct Forward {
   using Element = T;
   static constexpr int kBuffers = kHalves * kChunks;
-  using Shared = gemm::Nothing;
+  using Memory = gemm::Nothing;
   CUtensorMap second;
   CUtensorMap out;
   const T* bias;  // or null
@@ -224,13 +216,12 @@ void launch_epilogue(const Tensor& a, const Tensor& b, const Epilogue& epilogue)
 
 CUtensorMap map_of_half_tiles(const Tensor& x) { return gemm::map_of(x, gemm::kHalfRows); }
 
-/// Whether this kernel supports a · b: 16-bit floats, rows of a that are contiguous, rows (if b_has_rows) or columns of
-/// b that are, and at least as many tiles as multiprocessors.
+/// Whether this kernel supports a · b: 16-bit floats, contiguous rows of a, contiguous rows (if b_has_rows) or columns
+/// of b, and at least as many tiles as multiprocessors.
 bool fits_epilogue(const Tensor& a, const Tensor& b, bool b_has_rows, const Tensor& out) {
   return cuda::device_has_wgmma() && size_of(out.dtype()) == 2 && out.dim() == 2 && gemm::layout_of(a).lines_are_rows &&
          gemm::layout_of(b).lines_are_rows == b_has_rows &&
-         std::int64_t{gemm::parts_of(out.size(0), gemm::kTileRows)} *
-                 gemm::parts_of(out.size(1), EpiloguePlan::kColumns) >=
+         ceil_div(out.size(0), gemm::kTileRows) * ceil_div(out.size(1), EpiloguePlan::kColumns) >=
              cuda::multiprocessor_count() &&
          gemm::fits_tensor_map(a) && gemm::fits_tensor_map(b) && gemm::fits_tensor_map(out);
 }
@@ -242,7 +233,7 @@ bool matmul_with_epilogue(const MatmulActivationBackward& args) {
     return false;
   }
   const std::int64_t columns = args.out.size(1);
-  const int part_count = gemm::parts_of(args.out.size(0), gemm::kTileRows);
+  const int part_count = static_cast<int>(ceil_div(args.out.size(0), gemm::kTileRows));
   const Tensor parts = args.dbias.defined() ? empty({part_count, columns}, float32, args.out.device()) : Tensor{};
   on_dtype(Types<Float16, BFloat16>{}, args.out.dtype(), "matmul", [&]<class T>() {
     launch_epilogue<T, cuda::Lines::rows>(args.a, args.b,

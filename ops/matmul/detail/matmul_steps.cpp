@@ -1,4 +1,4 @@
-#include <mica/autograd/accumulate.h>
+#include <mica/autograd/detail/accumulate.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/matmul/detail/matmul_steps.h>

@@ -45,7 +45,7 @@ void norm_backward(Cuda, const NormBackward& args);
 inline bool add_norm_backward(Cpu, const NormBackward&) { return false; }
 bool add_norm_backward(Cuda, const NormBackward& args);
 
-/// Whether add_norm_backward() can also compute dx_bias. For longer rows there are not enough registers.
-constexpr bool add_norm_sums_dx(DType dtype, std::int64_t columns) { return size_of(dtype) == 2 && columns <= 1536; }
+/// Whether add_norm_backward() can also compute dx_bias: kernels for longer rows do not have enough registers.
+constexpr bool add_norm_sums_dx(DType dtype, std::int64_t columns) { return size_of(dtype) == 2 && columns <= 2048; }
 
 }  // namespace mica::kernels

@@ -23,8 +23,8 @@ struct Stage2 {
   W* out;             // (N)
 };
 
-// Adds every 16th partial row, from row i on, in order. Loads kAtOnce rows at a time: even if fewer are left, no load
-// waits for another one. Adding a zero for an absent row changes no bit, as `sum` is never -0.
+// Adds every 16th partial row, from row i on, in order. It always loads kAtOnce rows at a time, so that no load waits
+// for another one; the zeros of absent rows change no bit, as `sum` is never -0.
 template <class S>
 __device__ S add_rows(const S* partials, std::int64_t rows, std::int64_t columns, int i) {
   constexpr int kAtOnce = 9;
@@ -45,8 +45,7 @@ __device__ S add_rows(const S* partials, std::int64_t rows, std::int64_t columns
   return sum;
 }
 
-// Adds all of up to 2 · 16 rows, which it loads at once. The order is that of adding the results of add_rows() for i
-// from 0 to 15.
+// Adds all of up to 32 rows, which it loads at once, with the bits of the sum of add_rows() for i from 0 to 15.
 template <class S>
 __device__ S add_few_rows(const S* partials, int rows, std::int64_t columns) {
   S values[2 * kStage2Warps];
@@ -65,10 +64,10 @@ __device__ S add_few_rows(const S* partials, int rows, std::int64_t columns) {
   return total;
 }
 
-// out[c] = Σ partials[g][c], for dweight (blockIdx.y = 0), dbias (1) or dx_bias (2). kFew: a warp has 32 columns and
-// adds all their rows. Otherwise the warps of a block share 32 columns: each adds every 16th row, and the first warp
-// adds the sums of all warps in order. Both ways give the same bits.
-template <bool kFew, class S, class W, class T>
+// out[c] = Σ partials[g][c], for dweight (blockIdx.y = 0), dbias (1) or dx_bias (2). kWarpAddsAll: a warp has 32
+// columns and adds all their rows. Otherwise the warps of a block share 32 columns: each adds every 16th row, and the
+// first warp adds the sums of all warps in order. Both ways give the same bits.
+template <bool kWarpAddsAll, class S, class W, class T>
 __global__ void __launch_bounds__(kStage2Warps* kWarp)
     norm_backward_sum_kernel(const Stage2<S, W> dweight, const Stage2<S, W> dbias, const Stage2<S, T> dx_bias,
                              std::int64_t partial_rows, std::int64_t columns) {
@@ -80,10 +79,11 @@ __global__ void __launch_bounds__(kStage2Warps* kWarp)
   }
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
-  const std::int64_t column = (kFew ? std::int64_t{blockIdx.x} * kStage2Warps + warp : blockIdx.x) * kWarp + lane;
+  const std::int64_t column =
+      (kWarpAddsAll ? std::int64_t{blockIdx.x} * kStage2Warps + warp : blockIdx.x) * kWarp + lane;
   const bool inside = column < columns;
   S total = 0;
-  if constexpr (kFew) {
+  if constexpr (kWarpAddsAll) {
     total = inside ? add_few_rows(partials + column, static_cast<int>(partial_rows), columns) : S(0);
   } else {
     fold[warp][lane] = inside ? add_rows(partials + column, partial_rows, columns, warp) : S(0);
@@ -131,16 +131,16 @@ void add_partials(const NormBackward& args, const Tensor& partials) {
   const std::int64_t partial_rows = partials.size(1);
   const int results = args.dx_bias.defined() ? 3 : args.dbias.defined() ? 2 : 1;
   // With fewer columns, too few warps would have work.
-  const bool few = partial_rows <= 2 * kStage2Warps && args.columns >= 32768;
-  const std::int64_t block_columns = few ? kStage2Warps * kWarp : kWarp;
+  const bool warp_adds_all = partial_rows <= 2 * kStage2Warps && args.columns >= 32768;
+  const std::int64_t block_columns = warp_adds_all ? kStage2Warps * kWarp : kWarp;
   cuda::Launch launch(dim3(grid_of((args.columns + block_columns - 1) / block_columns), results), kStage2Warps * kWarp);
   on_norm<8>(args, [&]<bool, class T, class W>() {
     using S = Accumulate<T>;
     const auto a = rows_of<T, W>(args, partials);
-    launch.dependent().run(few ? norm_backward_sum_kernel<true, S, W, T> : norm_backward_sum_kernel<false, S, W, T>,
-                           "norm_backward_sum_kernel", Stage2<S, W>{a.dweights, a.dweight},
-                           Stage2<S, W>{a.dbiases, a.dbias}, Stage2<S, T>{a.dx_biases, a.dx_bias}, partial_rows,
-                           args.columns);
+    launch.dependent().run(
+        warp_adds_all ? norm_backward_sum_kernel<true, S, W, T> : norm_backward_sum_kernel<false, S, W, T>,
+        "norm_backward_sum_kernel", Stage2<S, W>{a.dweights, a.dweight}, Stage2<S, W>{a.dbiases, a.dbias},
+        Stage2<S, T>{a.dx_biases, a.dx_bias}, partial_rows, args.columns);
   });
 }
 
@@ -159,7 +159,7 @@ void norm_backward(Cuda, const NormBackward& args) {
   }
   const Tensor partials = allocate_partials(args, plan.partial_rows);
   plan.kernel == NormBackwardKernel::streamed ? backward_streamed(args, plan, partials)
-                                              : backward_held(args, plan, partials);
+                                              : backward_in_registers(args, plan, partials);
   add_partials(args, partials);
 }
 

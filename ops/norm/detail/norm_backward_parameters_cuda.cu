@@ -27,8 +27,8 @@ constexpr int kUnroll = V == 1           ? 2
                         : sizeof(T) == 4 ? 4
                                          : 3;
 
-// Packs of a row per thread. Without 16-byte loads, a thread has several, so that the lanes of a row still read long
-// contiguous pieces.
+// Packs of a row per thread. With loads of single elements, a thread has several, so that the lanes of a row still read
+// long contiguous runs.
 template <class T, int V>
 constexpr int kPacks = V > 1 ? 1 : std::min<int>(16 / sizeof(T), 4);
 
@@ -39,12 +39,12 @@ class ParameterSums {
   using S = Accumulate<T>;
   static constexpr int P = kPacks<T, V>;
   static constexpr int kMost = 2 * kWarp * P * V;  // the most sums of a tile: dweight's, then dbias's
-  struct Shared {
+  struct ParameterMemory {
     __align__(16) S of_warps[kBlock / kWarp][kMost];
     S of_block[kMost];
   };
 
-  __device__ ParameterSums(const BackwardRows<T, W>& a, int cluster, Shared& shared)
+  __device__ ParameterSums(const BackwardRows<T, W>& a, int cluster, ParameterMemory& shared)
       : a_(a),
         cluster_(cluster),
         shared_(shared),
@@ -113,9 +113,9 @@ class ParameterSums {
     cuda::arrive_in_cluster();
     cuda::wait_for_cluster();
     static_assert(kMost / 2 <= kBlock);  // a thread adds at most one sum over the blocks
-    const int share = (sums + cluster_ - 1) / cluster_;
-    const int k = cuda::cluster_rank() * share + thread();
-    const bool own = thread() < share && k < sums;
+    const int block_sums = (sums + cluster_ - 1) / cluster_;
+    const int k = cuda::cluster_rank() * block_sums + thread();
+    const bool own = thread() < block_sums && k < sums;
     const S sum = own ? sum_of_blocks(k) : S(0);
     __syncthreads();
     cuda::arrive_in_cluster();  // this thread has read the other blocks' sums
@@ -224,12 +224,12 @@ class ParameterSums {
 
   const BackwardRows<T, W>& a_;
   const int cluster_;
-  Shared& shared_;
+  ParameterMemory& shared_;
   const int lanes_;           // lanes that share a row
   const int tile_;            // columns
   const std::int64_t begin_;  // the tile's first column
   const int inside_;          // columns of the tile that exist
-  // The thread's. Those past the row's end are replaced by the row's last columns, whose sums are then not written.
+  // The thread's columns. Past the row's end, the row's last columns take their place, and their sums are not written.
   int columns_[P];
   S dweight_[P * V] = {};
   S dbias_[P * V] = {};
@@ -239,7 +239,7 @@ template <class T, class W, int V>
 __global__ void __launch_bounds__(kBlock, kResident)
     norm_backward_parameters_kernel(const BackwardRows<T, W> a, int cluster) {
   using Sums = ParameterSums<T, W, V>;
-  __shared__ typename Sums::Shared shared;
+  __shared__ typename Sums::ParameterMemory shared;
   cuda::allow_dependents();
   Sums sums(a, cluster, shared);
   sums.add_rows();

@@ -1,18 +1,18 @@
 #pragma once
 
 // Chooses the CUDA kernels of a norm's backward. A plan depends only on the shape, the dtypes, the alignment of rows,
-// and whether the GPU has clusters. So results do not depend on other properties of the GPU, or on its load.
+// and whether the GPU has clusters, so that results do not depend on anything else.
 
 #include <cstdint>
 
-#include <mica/ops/rows/row_plan.h>
+#include <mica/ops/rows/detail/row_plan.h>
 
 namespace mica::kernels::norm_cuda {
 
 enum class NormBackwardKernel {
-  streamed,  // rows stream through shared memory
-  held,      // rows are held in registers
-  looped,    // rows are read twice for dx, and a third time by the kernel for dweight and dbias
+  streamed,      // rows stream through shared memory
+  in_registers,  // rows are read once, into registers
+  looped,        // rows are read twice for dx, and a third time by the kernel for dweight and dbias
   none
 };
 
@@ -29,21 +29,21 @@ struct NormBackwardCase {
 
 constexpr int kMostThreads = 512;          // of a block that streams rows
 constexpr int kStreamShared = 227 * 1024;  // bytes of shared memory that a block may have
-// Slots of a Meeting, which rows use cyclically. Several are needed, since warps may be up to two rows apart, and may
-// have begun the next row already.
-constexpr int kMeetings = 4;
+// Rows that a SumExchange has room for, which is used cyclically: warps may be up to two rows apart, and may have begun
+// the next row already.
+constexpr int kExchanges = 4;
 
-/// The shared memory in which a group's members (its warps, or the blocks of a cluster) exchange two numbers each.
+/// The shared memory of a SumExchange between the members of a row group: its warps, or the blocks of a cluster.
 /// Groups of up to a warp have it, too, but do not use it.
-struct alignas(16) MeetingPlaces {
+struct alignas(16) ExchangeNumbers {
   static constexpr int kMostMembers = 16;
 
-  std::uint64_t barriers[kMeetings];
-  float numbers[kMeetings][2][kMostMembers];
+  std::uint64_t barriers[kExchanges];
+  float numbers[kExchanges][2][kMostMembers];
 };
 
-/// A kernel that streams rows: who shares a row, by how many lanes of a warp, a thread's packs of it, and how many rows
-/// the ring in shared memory has room for.
+/// A kernel that streams rows: which threads share a row, how many lanes of each warp, how many packs each thread has,
+/// and how many rows the ring in shared memory has room for.
 struct StreamKernel {
   rows::Group group;
   int lanes;
@@ -53,7 +53,7 @@ struct StreamKernel {
   bool operator==(const StreamKernel&) const = default;
 };
 
-// The kernels, by the size of an element; those of sums also read dsum.
+// The kernels, by the size of an element. Those for sums also read dsum.
 namespace norm_backward_kernels {
 
 using rows::Group;
@@ -83,20 +83,20 @@ struct StreamPlan {
   constexpr int block() const { return threads * groups; }
   constexpr int warps() const { return threads / 32; }  // per block, that share a row
   constexpr int kept_begin() const {
-    return (groups * (cluster > 1 ? 2 : 1) * static_cast<int>(sizeof(MeetingPlaces)) + 127) / 128 * 128;
+    return (groups * (cluster > 1 ? 2 : 1) * static_cast<int>(sizeof(ExchangeNumbers)) + 127) / 128 * 128;
   }
   constexpr int stream_begin() const { return (kept_begin() + kept_bytes + 127) / 128 * 128; }
   constexpr int shared_bytes() const { return stream_begin() + stream_bytes; }
 };
 
-/// Whether streamed rows have weights in registers, and not in shared memory: for a thread's `elements` columns, if
-/// `lanes` lanes of a warp share a row.
+/// Whether the weights of a thread's `elements` columns are in registers, and not in shared memory, if `lanes` lanes of
+/// a warp share a streamed row.
 constexpr bool weights_in_registers(int elements, int lanes) { return elements <= (lanes < 32 ? 8 : 16); }
 
 struct NormBackwardPlan {
   NormBackwardKernel kernel = NormBackwardKernel::none;
   std::int64_t partial_rows = 0;  // G: rows of partial sums of dweight and dbias
-  std::int64_t teams = 0;         // that share the rows, if these are streamed
+  std::int64_t clusters = 0;      // of the grid, if rows are streamed; a block without a cluster counts as one
   int pack = 1;                   // columns per load
   // For streamed rows:
   StreamKernel shape = {rows::Group::block, 32, 0, 0};
@@ -105,36 +105,35 @@ struct NormBackwardPlan {
 
 NormBackwardPlan plan_norm_backward(const NormBackwardCase& c);
 
-/// The number of elements of a row, and of sums over rows, that a thread can hold without spilling registers.
+/// The most elements of a row, and as many sums over rows, that a thread can have without spilling registers.
 template <class S>
-constexpr int kMostHeld = 64 / static_cast<int>(sizeof(S));
+constexpr int kMostInRegisters = 64 / static_cast<int>(sizeof(S));
 
-/// How a block of `block` threads holds rows in registers: `threads` threads share a row, and each holds `elements` of
-/// its elements.
-struct HeldLayout {
+/// Rows in the registers of a block of `block` threads: `threads` threads share a row, and each has `elements` of its
+/// elements.
+struct RegisterLayout {
   int threads;
   int block;
   int elements;
 
-  constexpr int rows() const { return block / threads; }  // rows that the block holds at once
-  bool operator==(const HeldLayout&) const = default;
+  constexpr int rows() const { return block / threads; }  // at once
+  bool operator==(const RegisterLayout&) const = default;
 };
 
-constexpr int kShortRow = 256;  // columns of the longest float32 row in packs that is held
+constexpr int kShortRow = 256;  // the longest aligned float32 row that is kept in registers
 
-/// The layout for a row of `columns` elements of `size` bytes. `packs`: rows are read in packs of 16 bytes, which is so
-/// for float32 rows of up to kShortRow columns only. In an RMS norm, fewer threads share such a row, and each reads
-/// several packs; a layer norm (`centered`) also has sums for its bias, which take registers.
-constexpr HeldLayout held_layout(std::int64_t columns, int size, bool packs, bool centered) {
+/// The layout for rows of `columns` elements of `size` bytes. Rows in packs of 16 bytes have at most kShortRow columns;
+/// in a layer norm (`centered`), each thread has fewer of their packs, since its sums for the bias take registers.
+constexpr RegisterLayout register_layout(std::int64_t columns, int size, bool packs, bool centered) {
   const int most = 64 / (size < 4 ? 4 : size);
   if (packs) {
-    return columns <= 64    ? HeldLayout{8, 256, 8}
-           : columns <= 128 ? (centered ? HeldLayout{32, 256, 4} : HeldLayout{8, 256, 16})
-                            : (centered ? HeldLayout{32, 256, 8} : HeldLayout{16, 256, 16});
+    return columns <= 64    ? RegisterLayout{8, 256, 8}
+           : columns <= 128 ? (centered ? RegisterLayout{32, 256, 4} : RegisterLayout{8, 256, 16})
+                            : (centered ? RegisterLayout{32, 256, 8} : RegisterLayout{16, 256, 16});
   }
-  return columns <= 32 * most    ? HeldLayout{32, 256, most}
-         : columns <= 128 * most ? HeldLayout{128, 128, most}
-                                 : HeldLayout{512, 512, most};
+  return columns <= 32 * most    ? RegisterLayout{32, 256, most}
+         : columns <= 128 * most ? RegisterLayout{128, 128, most}
+                                 : RegisterLayout{512, 512, most};
 }
 
 /// How dweight and dbias are computed without dx.
@@ -150,7 +149,7 @@ struct ParametersPlan {
 constexpr int kParametersBlock = 256;  // threads per block
 constexpr int kParametersCluster = 8;  // the most blocks of a cluster
 
-/// For lanes that have `width` columns of `size` bytes each, and load `unroll` rows at once.
+/// A lane has `width` columns of `size` bytes, and loads `unroll` rows at once.
 ParametersPlan plan_parameters(std::int64_t rows, std::int64_t columns, int width, int size, int unroll, bool clusters);
 
 }  // namespace mica::kernels::norm_cuda

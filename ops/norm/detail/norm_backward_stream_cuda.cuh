@@ -2,25 +2,25 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/dropout/detail/drop_pack_cuda.cuh>
-#include <mica/ops/norm/detail/norm_backward_stream_meeting_cuda.cuh>
+#include <mica/ops/norm/detail/norm_backward_stream_exchange_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_stream_parameters_cuda.cuh>
 #include <mica/ops/norm/detail/norm_backward_stream_rows_cuda.cuh>
 
 // Stage 1 of backward for rows that stream through shared memory. A thread has the same columns of all its rows, and
 // passes over each row twice:
 //
-//     x, dy ──copies──▶ rows in shared memory ──pass 1──▶ Σ g, Σ g · x̂ ──Meeting──▶ the row's sums
+//     x, dy ──copies──▶ rows in shared memory ──pass 1──▶ Σ g, Σ g · x̂ ──exchange──▶ the row's sums
 //                          │                        └──▶ dweight, dbias of the thread's columns, in registers
 //                          └───────pass 2, with the row's sums──────▶ dx
 //     after the last row:  dweight, dbias ──added up over the block──▶ a row of partials
 //
-// If there are enough registers, x̂ and g = dy · weight stay in registers from pass 1 to pass 2. In a cluster,
-// exchanging the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
+// If there are enough registers, x̂ and g = dy · weight remain in them from pass 1 to pass 2. In a cluster, exchanging
+// the sums takes long, so pass 1 of a row precedes pass 2 of the previous row.
 
 namespace mica::kernels::norm_cuda {
 
-/// Stores data that the kernel does not read. The compiler may move loads across this store. It does not split a store
-/// of 16 bytes, as it would split an ordinary one that follows a branch and precedes another store.
+/// Stores data that the kernel does not read, so that the compiler may move loads across this store. Unlike an ordinary
+/// store after a branch, it is never split.
 template <class T, int V>
 __device__ void store_pack(T* to, const Pack<T, V>& pack) {
   if constexpr (sizeof(pack) == 16) {
@@ -36,18 +36,18 @@ __device__ void store_pack(T* to, const Pack<T, V>& pack) {
 template <class Policy, class T, class W, class Shape>
 class StreamedBackward {
  public:
-  __device__ StreamedBackward(const BackwardRows<T, W>& a, const StreamPlan& p, const typename Shape::Place& at,
-                              Meeting<Shape::kGroup>& meeting, unsigned char* memory)
+  __device__ StreamedBackward(const BackwardRows<T, W>& a, const StreamPlan& p, const typename Shape::Thread& at,
+                              SumExchange<Shape::kGroup>& exchange, unsigned char* memory)
       : a_(a),
         p_(p),
         memory_(memory),
         at_(at),
-        meeting_(meeting),
+        exchange_(exchange),
         ahead_(a, p, at_, memory),
         statistics_(a, at_),
         weights_(a.weight, p, at_, memory),
         reciprocal_(1.0f / static_cast<float>(a.columns)) {
-    meeting_.open();
+    exchange_.open();
     cuda::allow_dependents();
   }
 
@@ -55,10 +55,10 @@ class StreamedBackward {
     Row row = first_row();
     // A warp continues as long as one of its rows exists.
     const std::int64_t warp_first = kLanes < kWarp ? at_.warp_first : at_.first;
-    int place = 0;
+    int stage = 0;
     if (kAhead && warp_first < a_.rows) {
       row.statistics = statistics_.take();
-      meeting_.leave(begin_row(row, place, D - 1));
+      exchange_.leave(begin_row(row, stage, D - 1));
     }
 #pragma unroll 1
     for (std::int64_t index = warp_first; index < a_.rows; index += at_.step) {
@@ -67,21 +67,21 @@ class StreamedBackward {
       if constexpr (kAhead) {
         Row next{row.offset + at_.step * a_.columns, statistics_.take(), true};
         if (index + at_.step < a_.rows) {
-          meeting_.leave(begin_row(next, Ahead::next(place), D - 2));
+          exchange_.leave(begin_row(next, Ahead::next(stage), D - 2));
         }
-        end_row(row, place, meeting_.take());
+        end_row(row, stage, exchange_.take());
         row = next;
       } else {
         row.statistics = statistics_.take();
-        float sums = begin_row(row, place, D - 1);
+        float sums = begin_row(row, stage, D - 1);
         if constexpr (kGroup != Group::warp) {
-          meeting_.leave(sums);
-          sums = meeting_.take();
+          exchange_.leave(sums);
+          sums = exchange_.take();
         }
-        end_row(row, place, sums);
+        end_row(row, stage, sums);
         row.offset += at_.step * a_.columns;
       }
-      place = Ahead::next(place);
+      stage = Ahead::next(stage);
     }
     write_partials();
   }
@@ -96,10 +96,10 @@ class StreamedBackward {
   static constexpr bool kCentered = Policy::kCentered;
   // Whether pass 1 of a row precedes pass 2 of the previous row.
   static constexpr bool kAhead = kGroup == Group::cluster;
-  // Whether x̂ and g of a row stay in registers: a thread has room for this many elements.
-  static constexpr bool kHeld = kGroup != Group::cluster && kElements <= 16;
+  // Whether x̂ and g of a row are in registers from pass 1 to pass 2.
+  static constexpr bool kInRegisters = kGroup != Group::cluster && kElements <= 16;
   // Pass 2 reads nothing from shared memory, so pass 1 can already replace a row by a later one.
-  static constexpr bool kFetchEarly = kHeld && !Policy::kAdds;
+  static constexpr bool kFetchEarly = kInRegisters && !Policy::kAdds;
   static constexpr bool kWeightsInRegisters = weights_in_registers(kElements, kLanes);
   // Pass 1 skips absent packs by branches.
   static constexpr bool kBranches = !kWeightsInRegisters || Policy::kAdds;
@@ -119,37 +119,36 @@ class StreamedBackward {
     return {at_.first * a_.columns + at_.begin + std::int64_t{at_.first_pack} * V, {}, true};
   }
 
-  /// Reads pack i of a row from its place, and computes x̂ and g. Returns dy.
-  __device__ void look(const Row& row, int place, int i, float (&dy)[V]) {
+  /// Reads pack i of a row from its stage, computes x̂ and g, and returns dy.
+  __device__ void look(const Row& row, int stage, int i, float (&dy)[V]) {
     float x[V];
     float w[V];
-    ahead_.values(place, 0, i, x);
-    ahead_.values(place, 1, i, dy);
+    ahead_.values(stage, 0, i, x);
+    ahead_.values(stage, 1, i, dy);
     weights_.at(i, w);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      x_hat_[held(i) + j] = row.statistics.x_hat(x[j]);
-      g_[held(i) + j] = dy[j] * w[j];
+      x_hat_[index_of(i) + j] = row.statistics.x_hat(x[j]);
+      g_[index_of(i) + j] = dy[j] * w[j];
     }
   }
 
-  /// Pass 1 of a row: adds to dweight and dbias, and returns the row's sums over kLanes lanes. The lower half of these
-  /// lanes gets Σ g, the upper half Σ g · x̂; if not centered, all get Σ g · x̂. `pending` later rows may still be in
-  /// flight.
-  __device__ float begin_row(const Row& row, int place, int pending) {
+  /// Pass 1 of a row: adds to dweight and dbias, and returns the sums over kLanes lanes: Σ g in the lower half of these
+  /// lanes, Σ g · x̂ in the others, or in all if not centered. `pending` later rows may still be in flight.
+  __device__ float begin_row(const Row& row, int stage, int pending) {
     float g_sum = 0;
     float gx_sum = 0;
     cuda::wait_copies(pending);
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      // Without kBranches, absent packs are added too, since they and their weights are zeros. Branches keep the
-      // compiler from loading many packs at once, which would fill the registers.
+      // Without kBranches, absent packs are added as zeros. With many packs, the branches keep the compiler from
+      // loading all of them at once, which would spill registers.
       if (!kBranches || i < at_.packs) {
         float dy[V];
-        look(row, place, i, dy);
+        look(row, stage, i, dy);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          const int k = held(i) + j;
+          const int k = index_of(i) + j;
           if constexpr (kCentered) {
             g_sum = __fadd_rn(g_sum, g_[k]);  // keeps the compiler from fusing the product dy · w with the addition
           }
@@ -162,13 +161,13 @@ class StreamedBackward {
       }
     }
     if constexpr (kFetchEarly) {
-      ahead_.fetch(place);
+      ahead_.fetch(stage);
     }
     return kCentered ? sum_pair_of_lanes<kLanes>(g_sum, gx_sum) : sum_lanes<kLanes>(gx_sum);
   }
 
   /// Pass 2 of a row: computes dx from the sums over the row.
-  __device__ void end_row(const Row& row, int place, float sums) {
+  __device__ void end_row(const Row& row, int stage, float sums) {
     const float rstd = row.statistics.rstd;
     // dx = g · rstd + x̂ · slope + offset
     const float offset = kCentered ? -__shfl_sync(kAllLanes, sums, 0, kLanes) * reciprocal_ * rstd : 0.0f;
@@ -181,28 +180,28 @@ class StreamedBackward {
     for (int i = 0; i < P; ++i) {
       if (i < packs) {
         float values[V];
-        if constexpr (!kHeld) {
-          look(row, place, i, values);
+        if constexpr (!kInRegisters) {
+          look(row, stage, i, values);
         }
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          const int k = held(i) + j;
+          const int k = index_of(i) + j;
           values[j] = fma(g_[k], rstd, kCentered ? fma(x_hat_[k], slope, offset) : x_hat_[k] * slope);
         }
         if constexpr (Policy::kAdds) {
-          add_dsum(row, place, i, values);
+          add_dsum(row, stage, i, values);
         }
         write_dx(row, i, values);
       }
     }
     if constexpr (!kFetchEarly) {
-      ahead_.fetch(place);
+      ahead_.fetch(stage);
     }
   }
 
-  __device__ void add_dsum(const Row& row, int place, int i, float (&values)[V]) const {
+  __device__ void add_dsum(const Row& row, int stage, int i, float (&values)[V]) const {
     float dsum[V];
-    ahead_.values(place, 2, i, dsum);
+    ahead_.values(stage, 2, i, dsum);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       values[j] += dsum[j];
@@ -309,20 +308,20 @@ class StreamedBackward {
     }
   }
 
-  /// The index in the partial sums of the block's first column, in its row: each team has one.
-  __device__ std::int64_t first_partial() const { return Shape::Place::team(p_) * a_.columns + at_.begin; }
+  /// The index of the block's first partial sum: each cluster has a row of them.
+  __device__ std::int64_t first_partial() const { return Shape::Thread::cluster_index(p_) * a_.columns + at_.begin; }
 
   /// Whether the thread's sums go through shared memory, since several threads have the same columns.
   __device__ bool folds_in_memory() const { return kLanes < kWarp || p_.groups > 1; }
 
   /// The index of pack i in x_hat_ and g_.
-  __device__ static constexpr int held(int i) { return kHeld ? i * V : 0; }
+  __device__ static constexpr int index_of(int i) { return kInRegisters ? i * V : 0; }
 
   const BackwardRows<T, W>& a_;
   const StreamPlan& p_;
   unsigned char* const memory_;
-  const typename Shape::Place at_;
-  Meeting<kGroup>& meeting_;
+  const typename Shape::Thread at_;
+  SumExchange<kGroup>& exchange_;
   Ahead ahead_;
   StatisticsAhead<T, W, kCentered, Shape> statistics_;
   const Weights<W, Shape, kWeightsInRegisters> weights_;
@@ -330,18 +329,18 @@ class StreamedBackward {
   float dweight_[kElements] = {};
   float dbias_[kCentered ? kElements : 1] = {};
   float dx_bias_[kSumsDx ? kElements : 1] = {};
-  float x_hat_[kHeld ? kElements : V];
-  float g_[kHeld ? kElements : V];
+  float x_hat_[kInRegisters ? kElements : V];
+  float g_[kInRegisters ? kElements : V];
 };
 
 template <class Policy, class T, class W, class Shape>
 __global__ void __launch_bounds__(kMostThreads, 1)
     norm_backward_stream_kernel(const BackwardRows<T, W> a, const StreamPlan p) {
   extern __shared__ __align__(128) unsigned char memory[];
-  using Place = typename Shape::Place;
-  Meeting<Shape::kGroup> meeting(p, Place::block_rank(), memory);
-  StreamedBackward<Policy, T, W, Shape>(a, p, Place(p, a.columns, Shape::V, Shape::P), meeting, memory).run();
-  meeting.close();
+  using Thread = typename Shape::Thread;
+  SumExchange<Shape::kGroup> exchange(p, Thread::block_rank(), memory);
+  StreamedBackward<Policy, T, W, Shape>(a, p, Thread(p, a.columns, Shape::V, Shape::P), exchange, memory).run();
+  exchange.close();
 }
 
 // On the host.
@@ -358,7 +357,7 @@ template <class Policy, class T, class W>
 void launch_streamed(const BackwardRows<T, W>& a, const NormBackwardPlan& plan) {
   const StreamPlan& p = plan.stream;
   const bool found = StreamKernels<Policy, T>::call(plan.shape, [&]<StreamKernel kKernel>() {
-    cuda::Launch(static_cast<unsigned>(plan.teams * p.cluster), dim3(p.threads, p.groups), p.shared_bytes())
+    cuda::Launch(static_cast<unsigned>(plan.clusters * p.cluster), dim3(p.threads, p.groups), p.shared_bytes())
         .cluster(p.cluster)
         .run(norm_backward_stream_kernel<Policy, T, W, StreamShape<16 / sizeof(T), kKernel>>,
              "norm_backward_stream_kernel", a, p);

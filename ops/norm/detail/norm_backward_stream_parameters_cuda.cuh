@@ -7,17 +7,17 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// The statistics of a team's rows. kLanes lanes load those of the next kLanes rows together, one row per lane. Loads
-/// return in order, so a load in each row would wait behind the copies of x and dy.
+/// The statistics of a row group's rows. kLanes lanes load those of the next kLanes rows together, since a load for
+/// each row would wait behind the copies of x and dy.
 template <class T, class W, bool kCentered, class Shape>
 class StatisticsAhead {
   static constexpr int kLanes = Shape::kLanes;
-  using Place = typename Shape::Place;
+  using Thread = typename Shape::Thread;
 
  public:
   using Row = Statistics<T, kCentered>;
 
-  __device__ StatisticsAhead(const BackwardRows<T, W>& a, const Place& at)
+  __device__ StatisticsAhead(const BackwardRows<T, W>& a, const Thread& at)
       : a_(a), at_(at), ahead_(at.first + threadIdx.x % kLanes * at.step) {
     fetch();
   }
@@ -50,7 +50,7 @@ class StatisticsAhead {
   }
 
   const BackwardRows<T, W>& a_;
-  const Place at_;
+  const Thread at_;
   std::int64_t ahead_;  // the row whose statistics the lane loads next
   unsigned taken_ = 0;
   Row current_{};
@@ -64,7 +64,7 @@ class Weights {
   static constexpr int V = Shape::V;
 
   /// If `weight` is null, all weights are 1.
-  __device__ Weights(const W* weight, const StreamPlan& p, const typename Shape::Place& at, unsigned char* memory)
+  __device__ Weights(const W* weight, const StreamPlan& p, const typename Shape::Thread& at, unsigned char* memory)
       : first_(reinterpret_cast<W*>(memory + p.kept_begin()) + at.first_pack * V) {
     if constexpr (kInRegisters) {
 #pragma unroll

@@ -2,9 +2,9 @@
 
 // Streamed rows: the sizes of the kernel, and which rows and columns a thread has.
 //
-// A block has blockDim.y groups of blockDim.x threads. Each group processes rows first, first + step, …. If a row is
-// too long for a block, `cluster` blocks share it, and each has a slab of its columns. The shared memory holds D rows,
-// or slabs, per group, which are in use or still being copied.
+// A block has blockDim.y row groups of blockDim.x threads, which process rows first, first + step, …. If a row is too
+// long for a block, the blocks of a cluster share it, and each has a slab of its columns. In shared memory, each group
+// has D rows, or slabs, which are in use or being copied.
 
 #include <cstdint>
 #include <type_traits>
@@ -14,11 +14,10 @@
 
 namespace mica::kernels::norm_cuda {
 
-/// Which rows and packs a thread has. Its packs of a row are first_pack, first_pack + kLanes, …, so that those of
-/// neighboring lanes are adjacent. If a warp has several rows, these are adjacent, too, and kLanes neighboring lanes
-/// share each of them.
+/// A thread's rows, and its packs of them: first_pack, first_pack + kLanes, …. If a warp has several rows, these are
+/// adjacent, and kLanes neighboring lanes share each of them.
 template <Group kGroup, int kLanes = kWarp>
-struct StreamPlace {
+struct StreamThread {
   int rank;                                          // the block's, among those that share a row
   int columns;                                       // in the block's slab
   std::int64_t begin;                                // the slab's first column
@@ -29,7 +28,7 @@ struct StreamPlace {
   std::int64_t step;                                 // from a row to the thread's next one
   static constexpr int kNeighbors = kWarp / kLanes;  // rows of a warp
 
-  __device__ StreamPlace(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
+  __device__ StreamThread(const StreamPlan& p, std::int64_t row_columns, int pack_columns, int most_packs) {
     rank = block_rank();
     begin = kGroup == Group::cluster ? std::int64_t{rank} * p.slab : 0;
     const std::int64_t left = row_columns - begin;
@@ -40,16 +39,20 @@ struct StreamPlace {
     packs = packs_left < 0 ? 0 : packs_left < most_packs ? packs_left : most_packs;
     first = first_row(p, threadIdx.y);
     warp_first = first - threadIdx.y % kNeighbors;
-    step = teams(p) * blockDim.y;
+    step = cluster_count(p) * blockDim.y;
   }
 
   /// The first row of a group of the block.
   __device__ static std::int64_t first_row(const StreamPlan& p, int group) {
-    return (group / kNeighbors * teams(p) + team(p)) * kNeighbors + group % kNeighbors;
+    return (group / kNeighbors * cluster_count(p) + cluster_index(p)) * kNeighbors + group % kNeighbors;
   }
 
-  __device__ static int teams(const StreamPlan& p) { return gridDim.x / (kGroup == Group::cluster ? p.cluster : 1); }
-  __device__ static int team(const StreamPlan& p) { return blockIdx.x / (kGroup == Group::cluster ? p.cluster : 1); }
+  __device__ static int cluster_count(const StreamPlan& p) {
+    return gridDim.x / (kGroup == Group::cluster ? p.cluster : 1);
+  }
+  __device__ static int cluster_index(const StreamPlan& p) {
+    return blockIdx.x / (kGroup == Group::cluster ? p.cluster : 1);
+  }
   __device__ static int block_rank() { return kGroup == Group::cluster ? cuda::cluster_rank() : 0; }
 };
 
@@ -61,7 +64,7 @@ struct StreamShape {
   static constexpr Group kGroup = kKernel.group;
   static constexpr int kLanes = kKernel.lanes;
   static constexpr int D = kKernel.depth;
-  using Place = StreamPlace<kGroup, kLanes>;
+  using Thread = StreamThread<kGroup, kLanes>;
 };
 
 }  // namespace mica::kernels::norm_cuda

@@ -14,7 +14,7 @@
 #include <mica/core/parallel.h>
 #include <mica/ops/norm/detail/norm_backward.h>
 #include <mica/ops/norm/detail/norm_forward.h>
-#include <mica/ops/rows/rows_cpu.h>
+#include <mica/ops/rows/detail/rows_cpu.h>
 
 // S is the type of sums: float, or double if x is double. kCentered: a layer norm; otherwise an RMS norm.
 
@@ -94,8 +94,7 @@ void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end,
   }
 }
 
-// The arguments of backward for one row. Functions use a copy of them, so that the compiler sees that no store changes
-// them.
+// The arguments of backward for one row. Functions copy them, so that the compiler knows that no store changes them.
 template <bool kCentered_, class S>
 struct BackwardRow {
   static constexpr bool kCentered = kCentered_;
@@ -145,7 +144,7 @@ template <bool with_parameters, bool kCentered, class S>
   const BackwardRow<kCentered, S> row = given;
   double g_total = 0;
   double gx_total = 0;
-  for_pieces(row.n, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(row.n, [&](std::int64_t begin, std::int64_t end) {
     Sum<S> g_sum;
     Sum<S> gx_sum;
     for_packs<S>(begin, end, [&]<class V, int k>(std::int64_t i) {

@@ -41,16 +41,15 @@ struct NormForward {
 void norm_forward(Cpu, const NormForward& args);
 void norm_forward(Cuda, const NormForward& args);
 
-/// Computes a sum and normalizes it. `args` has a residual. There are kernels for CUDA only, and not for every shape.
-/// Without a kernel, this computes nothing and returns false; the caller then computes the sum by kernels of other ops.
+/// Computes a sum and normalizes it. `args` has a residual. Returns false, and computes nothing, if there is no kernel:
+/// on the CPU, and for some shapes on CUDA.
 inline bool add_norm_forward(Cpu, const NormForward&) { return false; }
 bool add_norm_forward(Cuda, const NormForward& args);
 
 // Shared by the kernels of both devices.
 
-/// Whether a centered forward also saves mean[1], the rounding error of mean[0] times rstd. With it, backward computes
-/// x̂ = (x − mean[0]) · rstd + mean[1]. If x has 16 bits, its own rounding errors are larger, and only mean[0] is
-/// saved.
+/// Whether a centered forward also saves mean[1], the rounding error of mean[0] times rstd, with which backward
+/// computes x̂ = (x − mean[0]) · rstd + mean[1]. 16-bit x has larger rounding errors of its own.
 constexpr bool has_mean_rest(std::size_t size_of_x) { return size_of_x > 2; }
 inline std::int64_t mean_parts(DType x) { return has_mean_rest(size_of(x)) ? 2 : 1; }
 
@@ -64,9 +63,8 @@ S* mean_rest_of(const Tensor& mean) {
 template <class S>
 constexpr S kShrink = std::is_same_v<S, double> ? S(0x1p-600) : S(0x1p-80);
 
-/// The rounding error of shift + mean: (shift + mean, rounded) − (shift + mean). The result is exact if shift is the
-/// larger number. Otherwise its error is at most that of mean itself, which is about as large as the differences
-/// between the row's elements.
+/// The rounding error of shift + mean: (shift + mean, rounded) − (shift + mean). It is exact if shift is the larger
+/// number; otherwise its error is at most that of mean.
 template <class S>
 constexpr S mean_rounding(S shift, S mean) {
   return ((shift + mean) - shift) - mean;

@@ -3,7 +3,7 @@
 #include <mica/core/cuda/device.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 
-// Forward on CUDA: makes the plan for a norm, and calls the launcher that the plan names.
+// Forward on CUDA: plans a norm, and calls the launcher that the plan names.
 
 namespace mica::kernels {
 
@@ -39,7 +39,7 @@ NormForwardPlan plan_of(const NormForward& args) {
 void norm_forward(Cuda, const NormForward& args) {
   const NormForwardPlan plan = plan_of(args);
   switch (plan.kernel) {
-    case NormForwardPlan::Kernel::held: return forward_held(args, plan);
+    case NormForwardPlan::Kernel::in_registers: return forward_in_registers(args, plan);
     case NormForwardPlan::Kernel::short_rows: return forward_short(args, plan);
     case NormForwardPlan::Kernel::looped: return forward_looped(args);
   }
@@ -47,9 +47,10 @@ void norm_forward(Cuda, const NormForward& args) {
 
 bool add_norm_forward(Cuda, const NormForward& args) {
   const NormForwardPlan plan = plan_of(args);
-  const bool has_kernel = plan.kernel == NormForwardPlan::Kernel::held && size_of(args.x.dtype()) <= sizeof(float);
+  const bool has_kernel =
+      plan.kernel == NormForwardPlan::Kernel::in_registers && size_of(args.x.dtype()) <= sizeof(float);
   if (has_kernel) {
-    forward_held_sum(args, plan);
+    forward_sum_in_registers(args, plan);
   }
   return has_kernel;
 }

@@ -9,14 +9,14 @@
 #include <mica/ops/norm/detail/norm_forward.h>
 #include <mica/ops/norm/detail/norm_forward_plan.h>
 #include <mica/ops/norm/detail/norm_moments_cuda.cuh>
-#include <mica/ops/rows/rows_cuda.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
 
 namespace mica::kernels::norm_cuda {
 
 using namespace rows;
 
-// The kind of norm, as one template argument of the kernels. With kAdds, the sum residual + x + x_bias is normalized,
-// and written as well; otherwise x is. Dropout may be applied to x + x_bias.
+// The kind of norm, as one template argument of the kernels. With kAdds, they compute, write and normalize the sum
+// residual + dropped(x + x_bias).
 template <bool kCentered_, bool kAdds_ = false>
 struct Norm {
   static constexpr bool kCentered = kCentered_;
@@ -40,7 +40,7 @@ struct Forward {
   std::uint64_t policy;  // for loads of x, of the L2 cache
 };
 
-// The operands of sums. They are a separate struct, so that kernels for x have fewer arguments.
+// The operands of sums, apart from Forward, so that kernels for x have fewer arguments.
 template <class T>
 struct Addends {
   const T* residual;
@@ -67,8 +67,7 @@ Forward<T, W> rows_of(Forward<T, W> a, std::int64_t begin, std::int64_t rows) {
   return a;
 }
 
-/// Writes a row's statistics. The row was multiplied by `scale`. `mean`, its rounding error `rounding`, and `rstd` are
-/// those of the scaled row.
+/// Writes the statistics of a row, given those of the row times `scale`: mean, its rounding error `rounding`, and rstd.
 template <class N, class T, class W, class S>
 __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mean, S rounding, S rstd, S scale) {
   if constexpr (N::kCentered) {
@@ -84,9 +83,8 @@ __device__ void write_statistics(const Forward<T, W>& a, std::int64_t row, S mea
   }
 }
 
-// The moments of a row whose squares overflow, or that is not finite. The row is read from memory, multiplied by
-// kShrink, and taken relative to `shift`. kLanes lanes compute all of it by themselves, with the same bits in each
-// lane. A lane has many elements, so its sums are double.
+// The moments of a row whose squares overflow, or that is not finite, times kShrink and relative to `shift`. kLanes
+// lanes read the whole row from memory, add up in double, and all get the same bits.
 template <int kLanes, class T, class S>
 __device__ MeanAndSquares<S> shrunk_moments(const T* x_row, std::int64_t columns, S shift, S in_row) {
   double mean = 0;
@@ -105,7 +103,7 @@ __device__ MeanAndSquares<S> shrunk_moments(const T* x_row, std::int64_t columns
   return {static_cast<S>(mean), static_cast<S>(sum)};
 }
 
-/// Computes such a row. These rows are rare, and must not cost other rows barriers or registers.
+/// Computes such a row without barriers, and by few registers, so that other rows do not pay for these rare ones.
 /// @param mine         whether it is the thread's own row, and not only that of other lanes of its warp
 /// @param first        whether the thread writes the row's statistics
 /// @param for_columns  calls its argument with each column that the thread writes
@@ -184,8 +182,8 @@ void on_norm_with_packs(const NormForward& args, const F& f) {
 }
 
 // The launchers. Each launches the kernel that the plan describes.
-void forward_held(const NormForward& args, const NormForwardPlan& plan);
-void forward_held_sum(const NormForward& args, const NormForwardPlan& plan);
+void forward_in_registers(const NormForward& args, const NormForwardPlan& plan);
+void forward_sum_in_registers(const NormForward& args, const NormForwardPlan& plan);
 void forward_short(const NormForward& args, const NormForwardPlan& plan);
 void forward_looped(const NormForward& args);
 

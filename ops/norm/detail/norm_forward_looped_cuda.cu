@@ -1,8 +1,8 @@
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
-#include <mica/ops/rows/row_loop.cuh>
+#include <mica/ops/rows/detail/row_loop.cuh>
 
-// Forward for rows of any length and alignment. One block computes a row, which it reads twice:
+// Forward for rows of any length and alignment. A block reads its row twice:
 //
 //   x ──▶ moments of batches, joined, and reduced over the block        x ──▶ · rstd, weight, bias ──▶ y
 
@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(kLoopThreads, sizeof(T) < 8 ? 2 : 1)
     norm_forward_looped_kernel(const Forward<T, W> a) {
   using S = Accumulate<T>;
   using Threads = LoopedThreads<N::kCentered, S>;
-  __shared__ typename Threads::Shared shared;
+  __shared__ typename Threads::Exchange exchange;
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
-  Threads threads(shared);
+  Threads threads(exchange);
   for (std::int64_t i = blockIdx.x; i < a.rows; i += gridDim.x) {
     const T* const x_row = a.x + i * a.columns;
     const S shift = N::kCentered ? static_cast<S>(x_row[0]) : S(0);

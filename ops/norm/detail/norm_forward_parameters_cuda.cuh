@@ -16,9 +16,8 @@ namespace mica::kernels::norm_cuda {
 //
 // Parameters that are null have the elements 1 (weight) and 0 (bias). Without kBias, b is not set.
 
-/// In registers, in the dtype in which they are stored. With kAtOnce, both are present, and all loads are issued
-/// immediately: they are relaxed, so that the compiler does not delay some of them until earlier loads have returned.
-/// With the scope cta, they still use the L1 cache, which has the rest of a sector that two loads share.
+/// In registers, in their own dtype. With kAtOnce, both are present, and all loads are issued immediately: they are
+/// relaxed, so that the compiler does not delay any, and have the scope cta, so that they use the L1 cache.
 template <class W, int V, int P, int kStep, bool kBias, bool kAtOnce = false>
 class KeptParameters {
  public:
@@ -39,8 +38,8 @@ class KeptParameters {
 
   __device__ bool both() const { return true; }
 
-  /// `row` is any number that changes from row to row. It hides from the compiler that weight and bias are the same for
-  /// each row. Otherwise the compiler would unpack pairs once, into twice as many registers.
+  /// `row` is a number that changes from row to row. It keeps the compiler from unpacking pairs once for all rows, into
+  /// twice as many registers.
   template <bool, class S>
   __device__ void at(int i, int, S (&weight)[V], S (&bias)[V], int row) const {
     unpack_anew(weights_[i], row, weight);
@@ -48,8 +47,8 @@ class KeptParameters {
   }
 
  private:
-  // 16-bit elements are kept as 32-bit words. After a branch, the compiler would split packs of 16-bit elements, and
-  // wait for the load of each pack.
+  // 16-bit elements are kept as 32-bit words: after a branch, the compiler would split packs of 16-bit elements, and
+  // wait for each load.
   static constexpr bool kWords = sizeof(W) == 2 && V > 1;
   using Kept = std::conditional_t<kWords, Pack<unsigned, V / (kWords ? 2 : 1)>, Pack<W, V>>;
 
@@ -110,8 +109,8 @@ class KeptParameters {
   Kept biases_[P];
 };
 
-/// In shared memory, in parts of 16 bytes. 32 packs of V columns become V / kPart runs of 32 parts, one part of each
-/// pack, so that neighboring lanes read adjacent parts.
+/// In shared memory, in parts of 16 bytes. They are ordered such that neighboring lanes read adjacent parts: 32 packs
+/// of V columns become V / kPart runs of 32 parts, one part of each pack.
 template <class W, int V, bool kBias>
 class SharedParameters {
  public:
@@ -119,15 +118,15 @@ class SharedParameters {
 
   /// All threads of the block call it with the same `memory`, and then synchronize. A thread's first column is `first`.
   __device__ SharedParameters(const W* weight, const W* bias, int first, int columns, unsigned char* memory)
-      : weight_(reinterpret_cast<W*>(memory) + place(first)), bias_(weight_ + padded(columns)) {
+      : weight_(reinterpret_cast<W*>(memory) + index_of(first)), bias_(weight_ + padded(columns)) {
     W* const shared = reinterpret_cast<W*>(memory);
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
 #pragma unroll 1
     for (int column = thread * kPart; column < columns; column += threads * kPart) {
-      store(shared + place(column), part_of(weight, column, 1));
+      store(shared + index_of(column), part_of(weight, column, 1));
       if constexpr (kBias) {
-        store(shared + padded(columns) + place(column), part_of(bias, column, 0));
+        store(shared + padded(columns) + index_of(column), part_of(bias, column, 0));
       }
     }
   }
@@ -154,7 +153,7 @@ class SharedParameters {
   static __host__ __device__ int padded(int columns) { return (columns + kWarp * V - 1) / (kWarp * V) * (kWarp * V); }
 
   // The index in shared memory of the part that begins at `column`.
-  __device__ static int place(int column) {
+  __device__ static int index_of(int column) {
     const int pack = column / V;
     return pack / kWarp * (kWarp * V) + column % V / kPart * (kWarp * kPart) + pack % kWarp * kPart;
   }
@@ -163,9 +162,8 @@ class SharedParameters {
   const W* bias_;
 };
 
-// A load that remains one instruction: if branches join after an ordinary load, the compiler splits it. It also
-// remains in its place: the compiler moved ordinary loads out of loops over rows, and out of the branch that tests
-// whether the column exists.
+// A load that the compiler neither splits, as it does before branches join, nor moves out of the loop over rows or out
+// of the test whether the column exists.
 template <int V, class T>
 __device__ Pack<T, V> load_whole(const T* from) {
   Pack<T, V> pack;
@@ -183,8 +181,8 @@ __device__ Pack<T, V> load_whole(const T* from) {
   return pack;
 }
 
-// Starts loading an array into the L2 cache, except for the elements at its ends that do not fill 16 bytes. Call it
-// in one thread. Does nothing before compute capability 9.0.
+// Starts loading an array into the L2 cache, except for ends of less than 16 bytes. Call it in one thread. Does nothing
+// before compute capability 9.0.
 template <class W>
 __device__ void prefetch_to_l2(const W* from, std::int64_t count) {
 #if __CUDA_ARCH__ >= 900
@@ -206,8 +204,7 @@ class GlobalParameters {
   __device__ GlobalParameters(const W* weight, const W* bias, int first, std::int64_t columns)
       : weight_(weight == nullptr ? nullptr : weight + first), bias_(bias == nullptr ? nullptr : bias + first) {
     if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {
-      // Prefetches for all blocks. y is computed pack by pack, and without the prefetch, each pack would wait for
-      // DRAM to deliver its parameters.
+      // y is computed pack by pack, and each pack would wait for DRAM to deliver its parameters.
       prefetch_to_l2(weight, columns);
       prefetch_to_l2(bias, columns);
     }

@@ -7,15 +7,14 @@ namespace mica::kernels {
 
 namespace {
 
-using norm_forward_kernels::Held;
-using norm_forward_kernels::HeldSums;
-using norm_forward_kernels::HeldUnaligned;
+using norm_forward_kernels::Registers;
+using norm_forward_kernels::RegisterSums;
+using norm_forward_kernels::RegisterUnaligned;
 using norm_forward_kernels::Short;
 using rows::Group;
 using rows::has_warps;
 using rows::RowKernel;
 using rows::Schedule;
-using Plan = NormForwardPlan;
 
 constexpr int kWarpLanes = 32;
 constexpr int kWarpGroups = 8;  // rows per block, if each warp has one
@@ -37,7 +36,7 @@ bool has_room(const NormShape& s, const RowKernel& shape, int pack, int blocks) 
 }
 
 /// The plan for the first kernel that has room for a row, without its schedule; the looped plan if there is none.
-Plan plan_of(const NormShape& s, Plan::Kernel kernel, std::span<const RowKernel> shapes) {
+NormForwardPlan plan_of(const NormShape& s, NormForwardPlan::Kernel kernel, std::span<const RowKernel> shapes) {
   const int pack = s.aligned ? static_cast<int>(16 / size_of(s.x)) : 1;
   for (const RowKernel& shape : shapes) {
     const bool cluster = shape.group == Group::cluster;
@@ -46,46 +45,49 @@ Plan plan_of(const NormShape& s, Plan::Kernel kernel, std::span<const RowKernel>
       if (!has_room(s, shape, pack, blocks)) {
         continue;
       }
-      const rows::RowShare share = rows::share_row(s.columns, shape, pack, blocks);
-      const int block =
-          kernel == Plan::Kernel::short_rows || shape.group == Group::lanes ? kShortBlock : kWarpGroups * kWarpLanes;
+      const rows::RowSplit split = rows::split_row(s.columns, shape, pack, blocks);
+      const int block = kernel == NormForwardPlan::Kernel::short_rows || shape.group == Group::lanes
+                            ? kShortBlock
+                            : kWarpGroups * kWarpLanes;
       return {.kernel = kernel,
               .pack = pack,
               .shape = shape,
-              .threads = static_cast<int>(share.threads),
+              .threads = static_cast<int>(split.threads),
               .groups = has_warps(shape.group) ? 1 : block / shape.lanes,
               .blocks = blocks,
-              .slab = static_cast<int>(share.slab)};
+              .slab = static_cast<int>(split.slab)};
     }
   }
   return {};
 }
 
-Plan plan_of(const NormShape& s) {
+NormForwardPlan plan_of(const NormShape& s) {
   if (s.adds) {
-    return s.aligned ? plan_of(s, Plan::Kernel::held, HeldSums::kAll) : Plan{};
+    return s.aligned ? plan_of(s, NormForwardPlan::Kernel::in_registers, RegisterSums::kAll) : NormForwardPlan{};
   }
   if (!s.aligned) {
-    return plan_of(s, Plan::Kernel::held, HeldUnaligned::kAll);
+    return plan_of(s, NormForwardPlan::Kernel::in_registers, RegisterUnaligned::kAll);
   }
-  const Plan p = plan_of(s, Plan::Kernel::short_rows, Short::kAll);
-  return p.kernel == Plan::Kernel::looped ? plan_of(s, Plan::Kernel::held, Held::kAll) : p;
+  const NormForwardPlan p = plan_of(s, NormForwardPlan::Kernel::short_rows, Short::kAll);
+  return p.kernel == NormForwardPlan::Kernel::looped
+             ? plan_of(s, NormForwardPlan::Kernel::in_registers, Registers::kAll)
+             : p;
 }
 
-/// The schedule of a plan for held rows. It does not affect the bits of results.
-Schedule schedule_of(const NormShape& s, const Plan& p) {
+/// The schedule of a plan for rows in registers. It does not affect the bits of results.
+Schedule schedule_of(const NormShape& s, const NormForwardPlan& p) {
   const auto has = [&](Schedule schedule) { return has_schedule(shares(s), p.shape, schedule); };
   // Threads per multiprocessor up to which a single wave is faster, measured on an H200.
   const int most = s.adds || !has_warps(p.shape.group) ? 512 : 1024;
-  const bool few = s.rows * p.blocks * p.threads <= std::int64_t{most} * s.multiprocessors;
-  if (has(Schedule::single_wave) && s.parameters && few) {
+  const bool fits_in_wave = s.rows * p.blocks * p.threads <= std::int64_t{most} * s.multiprocessors;
+  if (has(Schedule::single_wave) && s.parameters && fits_in_wave) {
     return Schedule::single_wave;
   }
   return has(Schedule::many_waves) ? Schedule::many_waves : Schedule::persistent;
 }
 
-/// The most rows that a block computes at once if they share the parameters in shared memory. For short rows, two
-/// blocks per multiprocessor, with half as many threads each, are fastest.
+/// The most rows that a block computes at once if they share the parameters in shared memory. For short rows, blocks of
+/// half the size are faster.
 int most_sharing(int threads) {
   const int block = threads <= 128 ? kSharingBlock / 2 : threads <= 256 ? 896 : kSharingBlock;
   return block / threads;
@@ -96,11 +98,11 @@ int most_sharing(int threads) {
 NormForwardPlan norm_forward_plan(const NormShape& shape) {
   NormShape s = shape;
   s.aligned = s.aligned && size_of(s.x) <= 4;
-  Plan p = plan_of(s);
+  NormForwardPlan p = plan_of(s);
   switch (p.kernel) {
-    case Plan::Kernel::short_rows: p.schedule = Schedule::persistent; break;
-    case Plan::Kernel::held: p.schedule = schedule_of(s, p); break;
-    case Plan::Kernel::looped: break;
+    case NormForwardPlan::Kernel::short_rows: p.schedule = Schedule::persistent; break;
+    case NormForwardPlan::Kernel::in_registers: p.schedule = schedule_of(s, p); break;
+    case NormForwardPlan::Kernel::looped: break;
   }
   if (p.schedule == Schedule::persistent && p.shape.group == Group::block) {
     p.groups = static_cast<int>(std::clamp<std::int64_t>(s.rows / s.multiprocessors, 1, most_sharing(p.threads)));

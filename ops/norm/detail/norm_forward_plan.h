@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include <mica/core/dtype.h>
-#include <mica/ops/rows/row_plan.h>
+#include <mica/ops/rows/detail/row_plan.h>
 
 namespace mica::kernels {
 
@@ -20,13 +20,13 @@ struct NormShape {
   bool parameters;  // whether weight and, if centered, bias are defined
   bool centered;    // layer norm; else RMS norm
   bool adds;        // whether a sum is computed, written and normalized
-  bool aligned;     // whether rows can be accessed in packs of 16 bytes; else, or in float64, a pack is one element
+  bool aligned;     // whether rows can be accessed in packs of 16 bytes; other rows, and float64, by single elements
   bool clusters;    // whether the GPU has thread block clusters (compute capability 9.0)
   int multiprocessors;
 };
 
 struct NormForwardPlan {
-  enum class Kernel { short_rows, held, looped };
+  enum class Kernel { short_rows, in_registers, looped };
   Kernel kernel = Kernel::looped;
   int pack = 1;  // columns
   rows::RowKernel shape = {rows::Group::block, 32, 0};
@@ -43,14 +43,13 @@ constexpr int kForwardBlock = 512;   // the most threads per block
 constexpr int kSharingBlock = 1024;  // the same, if the rows of a block share parameters in shared memory
 constexpr int kShortBlock = 128;     // threads per block in the kernel for short rows
 
-/// Whether blocks of aligned rows are persistent, and have the parameters in shared memory: weight and bias each have
+/// Whether blocks of aligned rows are persistent and have weight and bias in shared memory, since each of these has
 /// more bytes than a row. The sizes are those of elements.
 constexpr bool shares_parameters(bool centered, bool adds, std::size_t size, std::size_t weight_size) {
   return centered && !adds && weight_size > size;
 }
 
-/// Whether the kernel for rows in registers is compiled with this schedule: there is one for many rows and, if a thread
-/// has up to 4 packs, one for few rows. `shares`: see shares_parameters().
+/// Whether the kernel for rows in registers is compiled with this schedule. `shares`: see shares_parameters().
 constexpr bool has_schedule(bool shares, const rows::RowKernel& shape, rows::Schedule schedule) {
   const bool persists = shape.group == rows::Group::cluster || shares;
   switch (schedule) {
@@ -61,7 +60,7 @@ constexpr bool has_schedule(bool shares, const rows::RowKernel& shape, rows::Sch
   return false;
 }
 
-// The kernels. A row gets the first of a list that has room for it. Of aligned rows, a pack is 16 bytes for any dtype.
+// The kernels. A row gets the first of a list that has room for it.
 namespace norm_forward_kernels {
 
 using rows::by_block;
@@ -71,9 +70,9 @@ using rows::by_warp;
 using rows::Kernels;
 
 using Short = Kernels<by_lanes(8, 1), by_lanes(8, 2), by_lanes(16, 2), by_warp(2)>;
-using Held = Kernels<by_warp(4), by_block(4), by_cluster(4)>;
-using HeldSums = Kernels<by_lanes(8, 2), by_lanes(16, 2), by_warp(2), by_warp(4), by_block(4)>;
-using HeldUnaligned = Kernels<by_warp(16), by_block(16)>;
+using Registers = Kernels<by_warp(4), by_block(4), by_cluster(4)>;
+using RegisterSums = Kernels<by_lanes(8, 2), by_lanes(16, 2), by_warp(2), by_warp(4), by_block(4)>;
+using RegisterUnaligned = Kernels<by_warp(16), by_block(16)>;
 
 }  // namespace norm_forward_kernels
 

@@ -6,15 +6,14 @@
 #include <mica/ops/norm/detail/norm_forward_cuda.cuh>
 #include <mica/ops/norm/detail/norm_forward_parameters_cuda.cuh>
 
-// Forward for short aligned rows, which some or all lanes of a warp hold in registers:
+// Forward for short aligned rows, which are in the registers of some or all lanes of a warp:
 //
 //   x ──packs, a step ahead──▶ differences from the row's first element ──▶ mean ──▶ squares
 //                                                │                                      │
 //                                                └────── · rstd, weight, bias ◀─────────┘──▶ y
 //
-// For such rows, the instructions count, not only the memory: blocks are persistent, so that weight and bias of a
-// thread's columns stay in registers, and a lane has only one or two packs of a row, so that its group computes several
-// rows per step.
+// The number of instructions matters as much as memory. So blocks are persistent, with weight and bias of a thread's
+// columns in registers, and a group computes several rows per step, of which a lane has one or two packs.
 
 namespace mica::kernels::norm_cuda {
 
@@ -78,7 +77,7 @@ class ShortRows {
         row_bytes_(static_cast<int>(a.columns * static_cast<int>(sizeof(T)))),
         lane_(static_cast<int>(threadIdx.x) % H::kLanes),
         packs_(P - 1 + ((lane_ + (P - 1) * H::kLanes) * V < static_cast<int>(a.columns))) {
-    // Hides how it was computed. Otherwise the compiler multiplies by the 64-bit number of columns.
+    // Opaque, since otherwise the compiler multiplies by the 64-bit number of columns.
     asm("" : "+r"(row_bytes_));
   }
 
@@ -283,9 +282,8 @@ __global__ void __launch_bounds__(kShortBlock, H::kLeastBlocks) norm_forward_sho
 
 // On the host.
 
-/// The number of blocks to launch, of which `resident` can run at once. With `wanted` blocks, each would have a single
-/// step. Up to 16 times as many as can run at once balance the load if some multiprocessors are slower than others. But
-/// each block loads the parameters, so there are more than can run at once only if each has at least 6 steps.
+/// The number of blocks to launch, of which `resident` can run at once and `wanted` would have one step each. More
+/// blocks balance the load, but each block loads the parameters, so that it should have at least 6 steps.
 unsigned blocks_of_steps(std::int64_t wanted, int resident) {
   const std::int64_t waves = std::clamp<std::int64_t>(wanted / 6 / resident, 1, 16);
   return static_cast<unsigned>(std::min(wanted, waves * resident));

@@ -72,8 +72,8 @@ Tensors NormGradient::forward(autograd::Context& ctx, const Tensor& dy, const Te
   return {dx, dweight, dbias};
 }
 
-// Consists of recorded ops on matrices (rows, columns) in the dtype of x's sums. Only the results are rounded to the
-// dtypes of dy, x and weight.
+// Recorded ops on matrices (rows, columns) in the dtype of x's sums. Only the results are rounded to the dtypes of dy,
+// x and weight.
 Tensors NormGradient::backward(autograd::Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c) const {
   const auto [dy, x, weight, mean, rstd] = ctx.saved<5>();
   if (x.numel() == 0) {

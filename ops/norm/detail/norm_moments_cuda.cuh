@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include <mica/ops/rows/row_group.cuh>
-#include <mica/ops/rows/row_tile.cuh>
+#include <mica/ops/rows/detail/row_group.cuh>
+#include <mica/ops/rows/detail/row_tile.cuh>
 
 namespace mica::kernels::norm_cuda {
 
@@ -80,9 +80,9 @@ struct MeanAndSquares {
 
 /// How the moments of a row are computed: relative to a shift that is close to its elements, in one pass or two.
 ///
-/// - In one pass, for packs of 16-bit elements: Σ (x − shift) and Σ (x − shift)². With the mean of the row's first 8
-///   elements as the shift, the latter is at most 1 + N / 8 times as large as Σ (x − mean)², which is the part of it
-///   that remains in the variance. So float32 keeps far more than 16 bits of that part.
+/// - In one pass, for packs of 16-bit elements: Σ (x − shift) and Σ (x − shift)², where the shift is the mean of the
+///   row's first 8 elements. The latter is at most 1 + N / 8 times as large as Σ (x − mean)², so float32 has enough
+///   bits.
 /// - In two passes, for other elements: each thread's mean of x − shift, and then its Moments.
 ///
 /// Norms that are not centered need only Σ x². Their shift is 0.

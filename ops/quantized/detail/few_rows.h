@@ -13,8 +13,8 @@ using WriteLine = void (*)(const S* line, S row_factor, const S* factors, std::i
 
 inline constexpr std::int64_t kFewQuantizedRows = 8;
 
-/// quantized_matmul_forward() for up to kFewQuantizedRows rows, with sums in float32. The order of a sum depends only
-/// on K and the group size.
+/// quantized_matmul_forward() for up to kFewQuantizedRows rows, with sums in float32 whose order depends only on K and
+/// the group size.
 void quantized_few_rows(const QuantizedMatmulForward& args, WriteLine<float> write);
 
 }  // namespace mica::kernels

@@ -5,13 +5,13 @@
 #include <utility>
 #include <vector>
 
-#include <mica/core/pack_cpu.h>
+#include <mica/core/detail/pack_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 
-// A word holds 32 / bits integers of one column, and the words of adjacent columns are adjacent. A thread has a strip
-// of columns, and processes it chunk by chunk along K. A chunk has up to 64 rows of the weight, all in one group:
+// A word holds 32 / bits integers of one column, and the words of adjacent columns are adjacent. A thread processes a
+// strip of columns in chunks along K, of up to 64 rows of the weight in one group:
 //
 //     a chunk's words   ════════►  64 bytes at a time: integers are converted to floats in registers and multiplied by
 //                                  x, acc = Σ (q − zero) · x
@@ -177,7 +177,7 @@ class Product {
   }
 
   /// Adds chunk i of kWidth columns to the sums, from column c of the strip on. A row of words has `stride` columns.
-  /// Not inlined into its two callers, which would double the compile time of 15 s and save no run time.
+  /// Not inlined, which would only double the compile time.
   template <int kBits, int R>
   [[gnu::noinline]] void add_chunk(const std::uint32_t* words, std::int64_t stride, std::int64_t lines,
                                    const Rows& rows, std::int64_t i, const Grid& grid, std::int64_t c,
@@ -244,7 +244,7 @@ void quantized_few_rows(const QuantizedMatmulForward& args, WriteLine<float> wri
   const float* const row_factors = args.rows.data_or_null<float>();
   const float* const column_factors = args.columns.data_or_null<float>();
   void* const out = args.y.raw_data();
-  // Threads take the next strip when they are free, since on a busy machine one may be much slower than the others.
+  // Threads take the next strip when they are free, since on a busy machine they may not be equally fast.
   std::atomic<std::int64_t> next{0};
   const auto multiply_strips = [&]<int kBits, int R>() {
     parallel_for(std::min<std::int64_t>(strips, num_threads()), 1, [&](std::int64_t, std::int64_t) {

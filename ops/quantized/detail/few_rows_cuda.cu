@@ -1,6 +1,5 @@
-// Products of few 16-bit rows with a quantized weight, on tensor cores. They are limited by reading the weight, so the
-// kernel is designed to keep memory busy. A cluster computes a strip of 64 columns; each warp of its blocks has its own
-// part of K:
+// Products of few 16-bit rows with a quantized weight, on tensor cores. They are limited by reading the weight. A
+// cluster computes a strip of 64 columns, and each warp of its blocks has its own part of K:
 //
 //     global memory ── cp.async, several steps ahead ──▶ the warp's ring of stages in shared memory
 //                   ──▶ integers converted to 16-bit floats in registers ── mma ──▶ the warp's sums
@@ -13,8 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <mica/core/cuda/detail/mma.cuh>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
 #include <mica/ops/quantized/detail/product_cuda.cuh>
 #include <mica/ops/quantized/detail/quantized_cuda.cuh>
@@ -28,43 +27,41 @@ constexpr int kWarp = 32;
 constexpr int kHalf = 32;  // columns of half a strip: 4 adjacent columns for each of 8 threads
 constexpr int kHalves = 2;
 constexpr int kStrip = kHalves * kHalf;  // columns of a cluster, and of each of its blocks and warps
-constexpr int kPieces = kStrip / 4;      // pieces of 16 bytes in a row of words
+constexpr int kWordPacks = kStrip / 4;   // packs of 16 bytes in a row of words
 constexpr int kUnits = 2;                // units (kUnit rows of the weight) per step
 constexpr int kStep = kUnits * kUnit;    // rows of the weight per step of a warp
 constexpr int kTile = 8;                 // rows of x per mma instruction
 constexpr int kPitch = kStrip + 4;       // floats from one row of sums in shared memory to the next; no bank conflicts
 constexpr int kMaxSplits = 8;            // the most blocks of a cluster
 
-// An octet is 8 consecutive integers along K of one column, which belong to one thread: one word of 4-bit integers, two
-// words of 8-bit ones, or a part of a word. Pair c of an octet is its members c and c + 4, as two 16-bit floats in a
-// register.
+// An octet is 8 consecutive integers along K of one column, in one thread: a word of 4-bit integers, two words of 8-bit
+// ones, or a part of a word. Its pair c is its members c and c + 4, as two 16-bit floats in a register.
 
 template <int kBits>
 constexpr int kWordsEach = kBits == 8 ? 2 : 1;
 
-/// Rearranges an octet so that the lowest bits of its members c and c + 4 are 16 bits apart; `place` is the index of
-/// the octet in its unit.
+/// Rearranges octet number `octet` of a unit such that the lowest bits of its members c and c + 4 are 16 bits apart.
 template <class T, int kBits>
-__device__ std::uint32_t spread(std::uint32_t word, int place) {
+__device__ std::uint32_t spread(std::uint32_t word, int octet) {
   if constexpr (kBits == 2) {
-    const std::uint32_t first = place % 2 * 2;
+    const std::uint32_t first = octet % 2 * 2;
     return bytes_of(word, 0, 0x4040 | first | (first + 1) << 8);
   } else if constexpr (kBits == 1) {
-    return bytes_of(word, 0, 0x4440 | place) *
+    return bytes_of(word, 0, 0x4440 | octet) *
            (0x1001u << (kFraction<T> - 4));  // puts member 3 into the highest bits of the fraction
   } else {
     return word;
   }
 }
 
-// Where the lowest bit of an integer is put in a float's fraction (mantissa). The position is that of a pair in a
-// spread octet, so that this pair needs no shift.
+// The position of an integer's lowest bit in a float's fraction (mantissa): that of a pair in a rearranged octet, so
+// that this pair needs no shift.
 template <class T, int kBits>
 constexpr int kPosition = kBits == 8   ? 0
                           : kBits == 1 ? kFraction<T> - 1
                                        : (kFraction<T> / kBits - 1 < 3 ? kFraction<T> / kBits - 1 : 3) * kBits;
 
-// What pair_at() adds to the integers: with the integer in its fraction, the float is q + kAdded.
+// What pair_at() adds to an integer q: with q in its fraction, the float is q + kAdded.
 template <class T, int kBits>
 constexpr int kAdded = kBits == 8 && std::is_same_v<T, BFloat16> ? 0 : 1 << (kFraction<T> - kPosition<T, kBits>);
 
@@ -87,7 +84,7 @@ struct Octets {
   std::uint32_t words[kColumnsEach][kWordsEach<kBits>];
 
   /// `address` is that of this thread's first word.
-  __device__ void load(std::uint32_t address, int pitch, int place) {
+  __device__ void load(std::uint32_t address, int pitch, int octet) {
     std::uint32_t rows[kWordsEach<kBits>][kColumnsEach];
 #pragma unroll
     for (int i = 0; i < kWordsEach<kBits>; ++i) {
@@ -97,7 +94,7 @@ struct Octets {
     for (int c = 0; c < kColumnsEach; ++c) {
 #pragma unroll
       for (int i = 0; i < kWordsEach<kBits>; ++i) {
-        words[c][i] = spread<T, kBits>(rows[i][c], place);
+        words[c][i] = spread<T, kBits>(rows[i][c], octet);
       }
     }
   }
@@ -146,24 +143,23 @@ struct Sizes {
   }
 };
 
-/// Copies a lane's share of a step's data: pieces of words, pieces of the scales or of the zeros, and its fragments of
-/// x.
+/// Copies a lane's part of a step's data: packs of words, packs of the scales or the zeros, and its fragments of x.
 template <class T, int kBits, int kTiles>
 class Copier {
   using S = Stage<kBits, kTiles>;
-  static constexpr int kRowsAtOnce = kWarp / kPieces;  // rows of words that the lanes copy at once
+  static constexpr int kRowsAtOnce = kWarp / kWordPacks;  // rows of words that the lanes copy at once
 
  public:
   __device__ Copier(const Product& a, const T* x, const Sizes& sizes, int strip, int chunk, int warps)
       : sizes_(sizes), full_chunks_(a.rows / kStep) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int piece = lane % kPieces;
-    row_ = lane / kPieces;
-    words_ = a.words + (std::int64_t{chunk} * S::kWordRows + row_) * a.columns + strip + piece * 4;
+    const int pack = lane % kWordPacks;
+    row_ = lane / kWordPacks;
+    words_ = a.words + (std::int64_t{chunk} * S::kWordRows + row_) * a.columns + strip + pack * 4;
     words_pitch_ = a.columns;
     words_step_ = std::int64_t{warps * S::kWordRows} * a.columns;
-    words_to_ = row_ * S::kWordPitch + piece * 16;
-    inside_ = strip + piece * 4 < a.columns;
+    words_to_ = row_ * S::kWordPitch + pack * 16;
+    inside_ = strip + pack * 4 < a.columns;
 
     const bool scales = lane < kWarp / 2;
     const FactorMatrix& factors = scales ? a.grids.scale : a.grids.zero;
@@ -183,7 +179,7 @@ class Copier {
     rows_ = a.m - lane / 4;
   }
 
-  /// Clears the slots of rows past the end of x.
+  /// Clears the fragments of rows past the end of x.
   __device__ void clear_x(std::uint32_t ring) const {
     for (int stage = 0; stage < S::kStages; ++stage) {
 #pragma unroll
@@ -330,8 +326,8 @@ __device__ void multiply_integers(const GroupOfX<T, kBits, kTiles, kCount>& x, s
   }
 }
 
-/// sums += the products of kCount units of a group, from unit `first` on. The tensor cores sum q · x, and also x
-/// itself, with which the sums are corrected for kAdded and for the zeros.
+/// sums += the products of kCount units of a group, from unit `first` on. The tensor cores also sum x itself, to
+/// correct the sums for kAdded and for the zeros.
 template <class T, int kBits, int kTiles, int kCount>
 __device__ void multiply_group(const Product& a, const Sizes& sizes, std::uint32_t stage, int first,
                                Sums<kTiles>& sums) {
@@ -390,8 +386,8 @@ __device__ void write_sums(const Sums<kTiles>& sums, float* to) {
   }
 }
 
-/// Adds up the sums of a cluster's warps, in a fixed order, and stores the strip of y. The sums of each warp are in its
-/// ring, the first one at `block_sums`; a block's result replaces those of its first warp.
+/// Adds up the sums of a cluster's warps, in a fixed order, and stores the strip of y. The sums of a warp are in its
+/// ring, those of the first warp at `block_sums`, where the block's result replaces them.
 template <class T, int kTiles>
 __device__ void merge_and_store(const Product& a, int strip, float* block_sums, int warp_floats) {
   const int warps = static_cast<int>(blockDim.x) / kWarp;
@@ -399,8 +395,8 @@ __device__ void merge_and_store(const Product& a, int strip, float* block_sums, 
   const int split = static_cast<int>(blockIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   const auto for_each = [&](int first, int step, const auto& f) {
-    for (int i = first; i < min(a.m, kTiles * kTile) * kPieces; i += step) {
-      f(i / kPieces, i % kPieces * 4);
+    for (int i = first; i < min(a.m, kTiles * kTile) * kWordPacks; i += step) {
+      f(i / kWordPacks, i % kWordPacks * 4);
     }
   };
   const auto store = [&](int row, int column, float4 sum) {
@@ -507,8 +503,7 @@ struct Split {
   int warps;
 };
 
-// The fastest split, according to a model with fixed costs per block and per cluster. It does not depend on the GPU, so
-// sums do not depend on it, either.
+// The fastest split, according to a model with fixed costs per block and per cluster that does not depend on the GPU.
 Split split_for(int strips, int steps, int most_warps, int warp_bytes) {
   constexpr int kMultiprocessors = 132;
   constexpr int kMaxBytes = 227 << 10;  // of shared memory, for all blocks of a multiprocessor; each takes 1 KB more

@@ -1,15 +1,15 @@
-// Products of 16-bit rows with a quantized weight by wgmma, for compute capability 9.0. The left operand of wgmma may
-// be in registers, so the product is computed as yᵀ = wᵀ · xᵀ: the weight's integers are converted to 16-bit fragments
-// in registers, and x is in shared memory. README.md shows the fragments.
+// Products of 16-bit rows with a quantized weight by wgmma, for compute capability 9.0, as yᵀ = wᵀ · xᵀ: the left
+// operand of wgmma may be in registers, where the weight's integers are converted to 16-bit fragments. README.md shows
+// these.
 
 #include <algorithm>
 #include <cstddef>
 
 #include <mica/core/creation.h>
+#include <mica/core/cuda/detail/tensor_copy.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/cuda/device.h>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/tensor_copy.cuh>
-#include <mica/core/cuda/wgmma.cuh>
 #include <mica/ops/quantized/detail/plan_sm90.cuh>
 #include <mica/ops/quantized/detail/quantized_cuda.cuh>
 #include <mica/ops/quantized/detail/tensor_cores_cuda.cuh>
@@ -19,7 +19,7 @@ namespace mica::kernels::quantized_cuda {
 
 namespace {
 
-struct Work : Product {
+struct ManyRowsProduct : Product {
   int tiles = 0;              // tiles of kTile rows of the weight
   float* partials = nullptr;  // (clusters, m, columns)
   int* done = nullptr;        // for each half of a block's elements, how many clusters have written their partials
@@ -52,8 +52,8 @@ struct Block {
 
 /// The producer's loop, which runs in one thread.
 template <int kBits, int kRows>
-__device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRows>& b) {
-  using P = Plan<kBits, kRows>;
+__device__ void copy_all(const ManyRowsProduct& a, const Maps& maps, const Block<kBits, kRows>& b) {
+  using P = BlockPlan<kBits, kRows>;
   const int units = a.group_shift == 5 ? kUnits : 1;
   const auto bytes_of_factors = [&](const FactorMatrix& f) { return f.each() ? units * kStrip * f.size() : 0; };
   const int bytes = P::kXBytes + P::kWordBytes + bytes_of_factors(a.grids.scale) + bytes_of_factors(a.grids.zero);
@@ -83,11 +83,11 @@ __device__ void copy_all(const Work& a, const Maps& maps, const Block<kBits, kRo
 template <int kRows>
 using Sums = float[kRows / 2];
 
-// A thread's index among the consumers, and the offsets of its data in a stage. They are forced to stay in registers,
-// since the compiler would recompute them at each use.
+// A thread's index among the consumers, and the offsets of its data in a stage. They are opaque, since the compiler
+// would compute them again at each use.
 template <int kBits, int kRows>
-struct Place {
-  using P = Plan<kBits, kRows>;
+struct StageOffsets {
+  using P = BlockPlan<kBits, kRows>;
   int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
   int pair = thread % 4;  // which of the four pairs along K, in every 8 rows, the thread has
   int column = static_cast<int>(threadIdx.x) / 4 * kColumnsEach;
@@ -95,7 +95,7 @@ struct Place {
   int scales;
   int zeros;
 
-  __device__ explicit Place(const Work& a)
+  __device__ explicit StageOffsets(const ManyRowsProduct& a)
       : scales(P::kScalesAt + column * a.grids.scale.size()), zeros(P::kZerosAt + column * a.grids.zero.size()) {
     for (int* const i : {&words, &scales, &zeros}) {
       asm volatile("" : "+r"(*i));
@@ -134,9 +134,9 @@ __device__ void load_integers(const PairReader<T, kBits>& reader, std::uint32_t 
 /// Accumulates the products of a block's tiles. The weights of the next tile are converted while the products of the
 /// current one run. kEachUnit: each unit has its own scales and zeros.
 template <class T, bool kEachUnit, int kBits, int kRows, class Converter>
-__device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, const Converter& converter,
-                               const Place<kBits, kRows>& at, Sums<kRows>& sums) {
-  using P = Plan<kBits, kRows>;
+__device__ void multiply_tiles(const ManyRowsProduct& a, const Block<kBits, kRows>& b, const Converter& converter,
+                               const StageOffsets<kBits, kRows>& at, Sums<kRows>& sums) {
+  using P = BlockPlan<kBits, kRows>;
   constexpr std::uint64_t kNextStep = cuda::kNextDepth<cuda::Lines::depth>;
   const PairReader<T, kBits> reader(at.pair);
   const std::uint32_t first_stage = cuda::shared_address(b.memory);
@@ -185,7 +185,7 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
   Fragments odd = {};
   int i = 0;
 #pragma unroll 1
-  for (; i + 1 < b.tiles; i += 2) {  // in pairs, since the compiler serializes products if there is a branch in between
+  for (; i + 1 < b.tiles; i += 2) {  // in pairs, since a branch would make the compiler serialize the products
     multiply_tile(i, even, odd);
     multiply_tile(i + 1, odd, even);
   }
@@ -197,8 +197,8 @@ __device__ void multiply_tiles(const Work& a, const Block<kBits, kRows>& b, cons
 }
 
 template <class T, int kBits, int kRows, class Converter>
-__device__ void multiply(const Work& a, const Block<kBits, kRows>& b, const Converter& converter,
-                         const Place<kBits, kRows>& at, Sums<kRows>& sums) {
+__device__ void multiply(const ManyRowsProduct& a, const Block<kBits, kRows>& b, const Converter& converter,
+                         const StageOffsets<kBits, kRows>& at, Sums<kRows>& sums) {
   if (a.group_shift == 5) {
     multiply_tiles<T, true>(a, b, converter, at, sums);
   } else {
@@ -208,7 +208,7 @@ __device__ void multiply(const Work& a, const Block<kBits, kRows>& b, const Conv
 
 /// Writes a thread's sums to shared memory as (kRows, kPitch).
 template <int kBits, int kRows>
-__device__ void write_sums(const Place<kBits, kRows>& at, const Sums<kRows>& sums, float* to) {
+__device__ void write_sums(const StageOffsets<kBits, kRows>& at, const Sums<kRows>& sums, float* to) {
   to += 2 * at.pair * kPitch + at.column;
 #pragma unroll
   for (int j = 0; j < kRows / 2; j += 4) {
@@ -219,11 +219,11 @@ __device__ void write_sums(const Place<kBits, kRows>& at, const Sums<kRows>& sum
   }
 }
 
-/// Adds up the sums of all parts of K for the block's strip and rows, and writes y. If two blocks form a cluster, each
-/// does this for every other group of rows. Sums of the cluster's blocks are read from shared memory. Those of several
-/// clusters go through global memory, and the cluster that finishes last adds them. The order of addition is fixed.
+/// Adds up the sums of all parts of K for the block's strip and rows, in a fixed order, and writes y. The blocks of a
+/// cluster read each other's shared memory, and each adds every other group of rows. The sums of several clusters go
+/// through global memory, and the cluster that finishes last adds them.
 template <class T, int kBits, int kRows>
-__device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums, volatile bool* is_last) {
+__device__ void finish(const ManyRowsProduct& a, const Block<kBits, kRows>& b, float* sums, volatile bool* is_last) {
   constexpr int kQuads = kStrip / 4;
   constexpr int kStep = kConsumerThreads / kQuads;  // rows per pass
   constexpr int kBatch = 4;                         // elements that a thread loads together
@@ -293,10 +293,10 @@ __device__ void finish(const Work& a, const Block<kBits, kRows>& b, float* sums,
 /// Two splits form a cluster.
 template <class T, int kBits, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
-    many_rows_tensor_kernel([[maybe_unused]] const __grid_constant__ Work a,
+    many_rows_tensor_kernel([[maybe_unused]] const __grid_constant__ ManyRowsProduct a,
                             [[maybe_unused]] const __grid_constant__ Maps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using P = Plan<kBits, kRows>;
+  using P = BlockPlan<kBits, kRows>;
   extern __shared__ __align__(kAlignment) std::byte memory[];
   auto* const barriers = reinterpret_cast<std::uint64_t*>(memory + P::kMemory);
   const int splits = static_cast<int>(gridDim.x);
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fill(a.grids.scale, P::kScalesAt, 1);
     fill(a.grids.zero, P::kZerosAt, a.grids.one_zero());
     cuda::barrier_sync(kReady, kReadyThreads);
-    const Place<kBits, kRows> at(a);
+    const StageOffsets<kBits, kRows> at(a);
     Sums<kRows> sums = {};
     if (PairConverter<T, kBits>::serves(a.grids)) {
       multiply<T>(a, b, PairConverter<T, kBits>(a.grids), at, sums);
@@ -370,9 +370,8 @@ __global__ void __launch_bounds__(kSimpleThreads) clear_kernel(int* counters, in
 
 // On the host.
 
-/// The number of parts of K that is fastest according to a model. Its constants are the overhead of a block and that of
-/// adding sums through global memory, in units of the time of a tile. They were fitted to measurements of shapes from
-/// 1024 × 1024 to 14336 × 4096 on an H200.
+/// The number of parts of K that is fastest according to a model, in units of the time of a tile. Its constants were
+/// fitted to shapes from 1024 × 1024 to 14336 × 4096 on an H200.
 int splits_for(std::int64_t blocks, int rows, int tiles) {
   constexpr int kOwnCost = 30;
   int best = 1;
@@ -391,8 +390,8 @@ int splits_for(std::int64_t blocks, int rows, int tiles) {
 }
 
 template <class T, int kBits, int kRows>
-void launch(const Tensor& x, Work a) {
-  using P = Plan<kBits, kRows>;
+void launch(const Tensor& x, ManyRowsProduct a) {
+  using P = BlockPlan<kBits, kRows>;
   const int blocks = (a.m + kRows - 1) / kRows;
   const int strips = (a.columns + kStrip - 1) / kStrip;
   const int splits = splits_for(std::int64_t{strips} * blocks, kRows, a.tiles);
@@ -444,7 +443,7 @@ void launch(const Tensor& x, Work a) {
 }
 
 template <class T, int kBits>
-void launch_for_rows(const Tensor& x, const Work& a) {
+void launch_for_rows(const Tensor& x, const ManyRowsProduct& a) {
   if (a.m <= 32) {
     launch<T, kBits, 32>(x, a);
   } else if (a.m <= 64) {
@@ -463,7 +462,7 @@ bool multiply_many_rows(const Tensor& x, int bits, const Product& product) {
   if (!cuda::device_has_wgmma() || product.m > kMaxRows) {
     return false;
   }
-  Work work{product};
+  ManyRowsProduct work{product};
   work.tiles = (product.rows + kTile - 1) / kTile;
   on_dtype(Types<Float16, BFloat16>{}, x.dtype(), "quantized_matmul",
            [&]<class T>() { quantized::on_bits(bits, [&]<int kBits>() { launch_for_rows<T, kBits>(x, work); }); });

@@ -13,8 +13,8 @@ inline constexpr int kGroupThreads = 128;  // a warpgroup
 inline constexpr int kConsumers = 2;       // consumer warpgroups per block; one more is the producer
 inline constexpr int kConsumerThreads = kConsumers * kGroupThreads;
 inline constexpr int kThreads = kConsumerThreads + kGroupThreads;
-// Every thread of a block starts with the same number of registers. The producer then releases most of its own, and the
-// consumers acquire them.
+// Every thread of a block starts with the same number of registers; then the producer gives most of its own to the
+// consumers.
 inline constexpr int kConsumerRegisters = 240;
 inline constexpr int kCopyRegisters = 24;
 
@@ -31,7 +31,7 @@ inline constexpr int kMaxSplits = 16;
 
 // The parameters of a block with kRows rows of x.
 template <int kBits, int kRows>
-struct Plan {
+struct BlockPlan {
   static constexpr int kWordRows = kTile * kBits / 32;  // rows of words per tile
 
   // A stage in shared memory, for one tile.

@@ -1,12 +1,12 @@
 #pragma once
 
-// Code shared by the kernels for tensor cores: the description of a product, reading scales and zeros, and writing y.
+// Parts of the kernels for tensor cores: the description of a product, reading scales and zeros, and writing y.
 // Included by .cu files only.
 
 #include <cstdint>
 #include <type_traits>
 
-#include <mica/core/cuda/wgmma.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/half.h>
 #include <mica/core/tensor.h>
 
@@ -77,8 +77,8 @@ constexpr int kFraction = std::is_same_v<T, Float16> ? 10 : 7;  // bits of the f
 template <class T>
 constexpr int kBias = std::is_same_v<T, Float16> ? 15 : 127;  // of the exponent
 
-/// Converts two integers of kBits bits to T, plus 2^(kFraction − kFirst): they become bits of a float's fraction, which
-/// is exact and needs no conversion instruction. Their lowest bits are at bit kFirst of each half of a register.
+/// Converts two integers of kBits bits to T, plus 2^(kFraction − kFirst). Their lowest bits are at bit kFirst of each
+/// half of a register, and become bits of a float's fraction without a conversion instruction.
 template <class T, int kBits, int kFirst>
 __device__ std::uint32_t as_fractions(std::uint32_t integers) {
   constexpr std::uint32_t kBoth = 0x00010001;
@@ -89,8 +89,8 @@ __device__ std::uint32_t as_fractions(std::uint32_t integers) {
   return result;
 }
 
-/// Converts one byte of each of two words to bfloat16. The selectors' lowest digits choose the bytes. The conversion
-/// goes through float32, since bfloat16's fraction has fewer than 8 bits.
+/// Converts one byte of each of two words to bfloat16, through float32, since bfloat16's fraction has fewer than 8
+/// bits. The selectors' lowest digits choose the bytes.
 __device__ inline std::uint32_t as_bfloat16(std::uint32_t a, std::uint32_t a_selector, std::uint32_t b,
                                             std::uint32_t b_selector) {
   const float low = __uint_as_float(bytes_of(a, 0x4B000000, a_selector)) - 0x1p23f;

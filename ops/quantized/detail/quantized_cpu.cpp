@@ -8,15 +8,15 @@
 #include <bit>
 
 #include <mica/core/copy.h>
-#include <mica/core/half_cpu.h>
-#include <mica/ops/gemm/gemm_cpu.h>
+#include <mica/core/detail/half_cpu.h>
+#include <mica/ops/gemm/detail/gemm_cpu.h>
 #include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 
-// The product of more than a few rows (few_rows_cpu.cpp has those). The output is computed in tiles of columns. For
-// each tile, the weight is processed in pieces of gemm::kSum rows: a piece is dequantized once for up to kRowBlock rows
-// of x, then multiplied by the kernels of ops/matmul. The order of each sum depends on K alone.
+// The product of more than a few rows (few_rows_cpu.cpp has those), in tiles of columns. For each tile, slices of
+// gemm::kSum rows of the weight are dequantized once for up to kRowBlock rows of x, and multiplied by the loops of
+// ops/gemm. The order of each sum depends on K alone.
 
 namespace mica::kernels {
 
@@ -38,8 +38,8 @@ Tensor converted(const Tensor& x) {
   return result;
 }
 
-// How an integer q becomes a weight. Every mode is computed as (q − zero) · scale + offset, with zero = 0, scale = 1 or
-// offset = 0 for what the mode lacks, which is exact.
+// How an integer q becomes a weight: (q − zero) · scale + offset in every mode, with zero = 0, scale = 1 or offset = 0
+// for what the mode lacks.
 template <class S>
 struct Grid {
   S zero;

@@ -265,8 +265,8 @@ void multiply_without_tensor_cores(const QuantizedMatmulForward& args) {
   const std::int64_t n = args.weight.columns();
   const std::int64_t strips = (n + kStrip - 1) / kStrip;
   const std::int64_t stages = (args.weight.rows + kStage - 1) / kStage;
-  // Splits K into enough parts to fill the GPU, each of whole stages. Their number does not depend on M, so that a
-  // row's bits do not, either.
+  // Splits K into enough parts of whole stages to fill the GPU. Their number does not depend on M, so that the bits of
+  // a row do not, either.
   const std::int64_t wanted = std::clamp<std::int64_t>(kEnoughBlocks / strips, 1, stages);
   const std::int64_t stages_each = (stages + wanted - 1) / wanted;
   const std::int64_t splits = (stages + stages_each - 1) / stages_each;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <mica/core/cuda/wgmma.cuh>
+#include <mica/core/cuda/detail/wgmma.cuh>
 #include <mica/core/half.h>
 #include <mica/ops/quantized/detail/product_cuda.cuh>
 
@@ -14,9 +14,8 @@ namespace mica::kernels::quantized_cuda {
 
 inline constexpr int kColumnsEach = 2;  // adjacent columns per thread
 
-// kPosition is where the lowest bit of an integer is put in a float's fraction, and kAdded is what this adds to the
-// integer. For 8 bits and bfloat16, whose fraction has fewer than 8 bits, integers are converted instead, which adds
-// nothing.
+// kPosition is the position of an integer's lowest bit in a float's fraction, and kAdded what this adds to the integer:
+// 0 for 8 bits and bfloat16, whose fraction is too short, so that integers are converted.
 template <int kBits>
 constexpr int kPosition = kBits == 2   ? 4
                           : kBits == 1 ? 6
@@ -56,8 +55,7 @@ class PairReader {
     } else if constexpr (kBits == 8) {
       return as_bfloat16(word, selector_, word, selector_ + 1);
     } else {
-      // A byte contains both members. A multiplication makes two shifted copies of it, so that the two members are 16
-      // bits apart.
+      // A byte contains both members. A multiplication makes two shifted copies, so that the members are 16 bits apart.
       const int step = kBits == 2 ? 2 : kBits == 1 ? 1 : 0;  // bytes of an eight
       return as_fractions<T, kBits, kPosition<kBits>>(bytes_of(word, 0, selector_ + eight * step) * factor_);
     }
@@ -128,8 +126,7 @@ __device__ void scale(std::uint32_t (&fragment)[4], const PairFactors& factors) 
   }
 }
 
-// There are two converters of a thread's integers to weights, given the addresses of its scales and zeros. This one
-// computes in T, two weights at a time.
+// Converts a thread's integers to weights in the arithmetic of T, two at a time.
 template <class T, int kBits>
 class PairConverter {
  public:
@@ -164,7 +161,7 @@ class PairConverter {
     if constexpr (std::is_same_v<T, Float16>) {
       center = Pair<T>::least(center, 0x7BFF7BFF);  // at most the largest finite number
     }
-    // If the zero is not an integer, the sum was rounded; this is the error.
+    // The rounding error of center, if the zero is not an integer.
     const std::uint32_t rest = Pair<T>::minus(Pair<T>::minus(center, power), subtracted);
     const std::uint32_t added = Pair<T>::multiply_add(rest, scale[0], zero[0] & ~subtracts_);
     PairFactors factors;
@@ -180,7 +177,7 @@ class PairConverter {
   std::uint32_t subtracts_;
 };
 
-// This converter computes in float32.
+// The same in float32.
 template <class T, int kBits>
 class FloatConverter {
  public:

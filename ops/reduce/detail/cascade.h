@@ -16,8 +16,8 @@ class Cascade {
 
   /// Where the caller writes the next partial result before it calls push().
   Level* next() const { return level(depth_); }
-  /// Adds the partial result at next(). It may be a balanced tree of `leaves` partial results itself; `leaves` is then
-  /// a power of two that divides the number of those pushed before.
+  /// Adds the partial result at next(). It may itself be a balanced tree of `leaves` partial results, a power of two
+  /// that divides the number of those pushed before.
   void push(std::uint64_t leaves = 1) {
     ++depth_;
     for (std::uint64_t n = count_ / leaves; n & 1; n >>= 1) {

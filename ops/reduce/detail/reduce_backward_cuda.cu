@@ -27,9 +27,9 @@ void extreme_backward(Cuda device, const ExtremeBackward& args) {
   });
 }
 
-void place_along_axis(Cuda device, const PlaceAlongAxis& args) {
+void scatter_along_axis(Cuda device, const ScatterAlongAxis& args) {
   on_dtype(FloatTypes{}, args.dx.dtype(), "max", [&]<class T>() {
-    elementwise<T, std::int64_t, std::int64_t, T>(device, PlaceGradient<Accumulate<T>>{}, args.dx, args.positions,
+    elementwise<T, std::int64_t, std::int64_t, T>(device, ScatterGradient<Accumulate<T>>{}, args.dx, args.positions,
                                                   args.indices, args.dy);
   });
 }

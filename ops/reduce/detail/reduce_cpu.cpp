@@ -1,4 +1,4 @@
-#include <mica/core/copy_kernels.h>
+#include <mica/core/detail/copy_kernels.h>
 #include <mica/core/elementwise_cpu.h>
 #include <mica/ops/reduce/detail/reduce_cpu.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
@@ -105,9 +105,9 @@ void extreme_backward(Cpu device, const ExtremeBackward& args) {
   });
 }
 
-void place_along_axis(Cpu device, const PlaceAlongAxis& args) {
+void scatter_along_axis(Cpu device, const ScatterAlongAxis& args) {
   on_dtype(FloatTypes{}, args.dx.dtype(), "max", [&]<class T>() {
-    elementwise<T, std::int64_t, std::int64_t, T>(device, PlaceGradient<Accumulate<T>>{}, args.dx, args.positions,
+    elementwise<T, std::int64_t, std::int64_t, T>(device, ScatterGradient<Accumulate<T>>{}, args.dx, args.positions,
                                                   args.indices, args.dy);
   });
 }

@@ -6,15 +6,14 @@
 // elements are combined pairwise into groups, and groups pairwise into the result. Threads take whole groups, so their
 // number does not affect the result, and the error grows with the logarithm of the length.
 //
-// Only the inner steps (TypedSteps) are compiled for each op and type. The loops around them are compiled once, in
-// reduce_loops_cpu.cpp, and call them through virtual functions. A step handles many elements or many short rows, so
-// that the call costs little. Elements of other dtypes are first converted into a buffer in the L1 cache.
+// The inner steps (TypedSteps) are compiled for each op and type, the loops around them once, in reduce_loops_cpu.cpp.
+// Elements of other dtypes are first converted into a buffer in the L1 cache.
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 
-#include <mica/core/blocks_cpu.h>
+#include <mica/core/detail/blocks_cpu.h>
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/reduce/detail/reduce_plan.h>
@@ -73,8 +72,7 @@ template <class Op>
 inline constexpr int kReduceLanes = 256 / sizeof(typename Op::Acc);
 
 /// Reduces one leaf: n elements, `stride` apart; the first is element number `first` of the result's elements. kUnit:
-/// the stride is known to be 1, so that the loop vectorizes. Not inlined, since that takes compile time and gains
-/// nothing.
+/// the stride is known to be 1, so that the loop vectorizes. Not inlined, to save compile time.
 template <bool kUnit, class T, class Op>
 [[gnu::noinline]] typename Op::Acc reduce_leaf(const Op& op, const T* x, std::int64_t stride, std::int64_t n,
                                                ShiftOf<Op> shift, std::int64_t first) {
@@ -225,8 +223,8 @@ class TypedSteps final : public ReduceSteps {
 }  // namespace detail
 
 /// Reduces x by `op` over the axes that have length 1 in y, and writes the results to y. If the op has shifts,
-/// shifts[i] is that of element i of y in row-major order. The op reads x's elements as T, which is float for 16-bit
-/// floats and else their own type, and returns an Op::Out. If that is float, y may have 16-bit floats.
+/// shifts[i] is that of element i of y in row-major order. T is the type as which the op reads elements: float for
+/// 16-bit floats. If Op::Out is float, y may have 16-bit floats.
 template <class T, class Op, class Shifts = const typename Op::Value*>
 void reduce(Cpu, const Op& op, const Tensor& x, const Tensor& y, const Shifts& shifts = {}) {
   if (y.numel() != 0) {

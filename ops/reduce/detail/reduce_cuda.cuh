@@ -9,13 +9,13 @@
 //
 //     short rows    x x x x | x x x x | …      some or all lanes of a warp reduce a row of up to kShortRow elements
 //
-//     long rows     x x x x … | x x x x … | …  a thread block reduces a piece of a row, kPiece elements
+//     long rows     x x x x … | x x x x … | …  a thread block reduces a part of a row, kPart elements
 //                      │           │
-//                      └──> y <────┘           a second pass combines the pieces' results
+//                      └──> y <────┘           a second pass combines the parts' results
 //
 //     columns       x x x x                    a thread reduces 16 bytes of adjacent columns, over some of their rows;
 //                   x x x x                    the block's threads are combined in shared memory. Tall columns are cut
-//                   x x x x                    into pieces of rows, which a second pass combines
+//                   x x x x                    into parts of rows, which a second pass combines
 //                   │ │ │ │
 //                   y y y y
 
@@ -37,11 +37,11 @@ namespace reduce_detail {
 
 inline constexpr int kThreads = 256;
 inline constexpr std::int64_t kShortRow = 1024;
-inline constexpr std::int64_t kPiece = 32768;           // elements per piece of a long row
-inline constexpr std::int64_t kPieceRows = 256;         // the fewest rows per piece of a tall column
-inline constexpr std::int64_t kMaxColumnPieces = 1024;  // for taller columns, pieces grow instead
-inline constexpr std::int64_t kEnoughBlocks = 512;      // to keep a GPU busy
-inline constexpr int kMinColumnThreads = 4;             // the fewest threads along x, so that they read whole sectors
+inline constexpr std::int64_t kPart = 32768;           // elements per part of a long row
+inline constexpr std::int64_t kPartRows = 256;         // the fewest rows per part of a tall column
+inline constexpr std::int64_t kMaxColumnParts = 1024;  // for taller columns, parts grow instead
+inline constexpr std::int64_t kEnoughBlocks = 512;     // to keep a GPU busy
+inline constexpr int kMinColumnThreads = 4;            // the fewest threads along x, so that they read whole sectors
 inline constexpr std::int64_t kMaxBlocks = 1 << 30;
 
 /// The reduction of the second pass: combines partial results of Op.
@@ -97,8 +97,7 @@ struct Target {
 };
 
 /// Reduces the part of thread `t` out of `threads` of the elements [begin, end) of one result; begin is a multiple of
-/// the pack size. Contiguous rows are read in packs of 16 bytes. Which elements a thread has does not depend on
-/// alignment.
+/// the pack size. Which elements a thread has does not depend on alignment.
 template <class T, class Op>
 __device__ typename Op::Acc accumulate(const Op& op, const T* x, const ReducePlan::Axes& reduced, std::int64_t begin,
                                        std::int64_t end, int t, int threads, ShiftOf<Op> shift) {
@@ -195,13 +194,13 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
-    reduce_long_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, std::int64_t pieces) {
+    reduce_long_rows(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, std::int64_t parts) {
   using Acc = typename Op::Acc;
   __shared__ Acc warps[kThreads / 32];
-  for (std::int64_t block = blockIdx.x; block < plan.kept.numel * pieces; block += gridDim.x) {
-    const ReduceOffsets at(plan.kept, block / pieces);
-    const std::int64_t begin = block % pieces * kPiece;
-    const std::int64_t end = begin + kPiece < plan.reduced.numel ? begin + kPiece : plan.reduced.numel;
+  for (std::int64_t block = blockIdx.x; block < plan.kept.numel * parts; block += gridDim.x) {
+    const ReduceOffsets at(plan.kept, block / parts);
+    const std::int64_t begin = block % parts * kPart;
+    const std::int64_t end = begin + kPart < plan.reduced.numel ? begin + kPart : plan.reduced.numel;
     Acc acc = accumulate(op, x + at.in, plan.reduced, begin, end, static_cast<int>(threadIdx.x), kThreads,
                          target.shift_at(at.out));
     acc = join_lanes(op, acc, 32);
@@ -312,20 +311,19 @@ struct ThreadColumns {
   }
 };
 
-/// Columns run along the innermost kept axis. A block's threads form a grid that is `width` threads wide, a power of
-/// two up to 32; each thread has kColumnPack columns of x. Which rows a thread has does not depend on alignment; which
-/// columns does.
+/// Columns run along the innermost kept axis. A block's threads form a grid of `width` columns, a power of two up to
+/// 32, and each has kColumnPack columns of x. A thread's rows do not depend on alignment.
 template <class T, class Op, class Shifts>
 __global__ void __launch_bounds__(kThreads)
-    reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t piece_rows,
-                   std::int64_t pieces) {
+    reduce_columns(Op op, ReducePlan plan, const T* x, Target<Op, Shifts> target, int width, std::int64_t part_rows,
+                   std::int64_t parts) {
   using Columns = ThreadColumns<T, Op>;
   constexpr int kPack = Columns::kPack;
   __shared__ typename Op::Acc shared[kThreads * kPack];
   const ReducePlan::Axis columns = plan.kept.inner();
   const int block_columns = width * kPack;
   const std::int64_t tiles = (columns.size + block_columns - 1) / block_columns;
-  const std::int64_t blocks = plan.kept.numel / columns.size * tiles * pieces;
+  const std::int64_t blocks = plan.kept.numel / columns.size * tiles * parts;
   bool packed_rows = true;
   for (int i = 0; i < plan.reduced.rank; ++i) {
     packed_rows = packed_rows && plan.reduced.axis[i].in % kPack == 0;
@@ -333,15 +331,15 @@ __global__ void __launch_bounds__(kThreads)
 
   for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const std::int64_t tile = block % tiles;
-    const std::int64_t piece = block / tiles % pieces;
-    const std::int64_t outer = block / tiles / pieces;
+    const std::int64_t part = block / tiles % parts;
+    const std::int64_t outer = block / tiles / parts;
     const ReduceOffsets at(plan.kept, outer, 1);
     const std::int64_t first = tile * block_columns;
     const T* const base = x + at.in + first;
     const std::int64_t out = at.out + first * columns.out;
     const auto rest = static_cast<int>(columns.size - first < block_columns ? columns.size - first : block_columns);
-    const std::int64_t begin = piece * piece_rows;
-    const std::int64_t end = begin + piece_rows < plan.reduced.numel ? begin + piece_rows : plan.reduced.numel;
+    const std::int64_t begin = part * part_rows;
+    const std::int64_t end = begin + part_rows < plan.reduced.numel ? begin + part_rows : plan.reduced.numel;
     const bool packed = packed_rows && rest == block_columns &&
                         reinterpret_cast<std::uintptr_t>(base) % sizeof(typename Columns::Loaded) == 0;
 
@@ -350,7 +348,7 @@ __global__ void __launch_bounds__(kThreads)
     own.add_rows(begin + own.y_lane, end);
     own.join(shared);
     for (int i = static_cast<int>(threadIdx.x); i < rest; i += kThreads) {
-      target.write(op, shared[i], out + i * columns.out, piece * plan.kept.numel + outer * columns.size + first + i);
+      target.write(op, shared[i], out + i * columns.out, part * plan.kept.numel + outer * columns.size + first + i);
     }
     __syncthreads();  // before the next iteration overwrites `shared`
   }
@@ -369,10 +367,10 @@ inline int power_of_two_from(std::int64_t n) {
 template <class T, class Op, class Shifts>
 void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typename Op::Out* y, Device device);
 
-/// The second pass: combines `pieces` partial results for each result. They are `step` elements apart; those of the
+/// The second pass: combines `parts` partial results for each result. They are `step` elements apart; those of the
 /// next result begin `next` elements later.
 template <class Op, class Shifts>
-void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::int64_t pieces, std::int64_t step,
+void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::int64_t parts, std::int64_t step,
           std::int64_t next, Shifts shifts, typename Op::Out* y, Device device) {
   for (int i = plan.kept.rank - 1; i >= 0; --i) {  // partials are in row-major order of the plan's kept axes
     plan.kept.axis[i].in = next;
@@ -380,8 +378,8 @@ void join(const Op& op, ReducePlan plan, const typename Op::Acc* partials, std::
   }
   plan.reduced = {};
   plan.reduced.rank = 1;
-  plan.reduced.numel = pieces;
-  plan.reduced.axis[0] = {pieces, step, 0};
+  plan.reduced.numel = parts;
+  plan.reduced.axis[0] = {parts, step, 0};
   launch(JoinOf<Op>::of(op), plan, partials, shifts, y, device);
 }
 
@@ -394,31 +392,31 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
   const ReducePlan::Axis columns = plan.kept.inner();
   Target<Op, Shifts> target{shifts, y, nullptr};
   Tensor partials;
-  const auto two_passes = [&](std::int64_t pieces) {
-    partials = empty({results, pieces}, dtype_of<Acc>, device);
+  const auto two_passes = [&](std::int64_t parts) {
+    partials = empty({results, parts}, dtype_of<Acc>, device);
     target.partials = partials.data<Acc>();
   };
 
   if (columns.in == 1 && columns.size > 1 && plan.reduced.inner().in != 1 && n > 1) {
     constexpr std::int64_t kPack = kColumnPack<T, Op>;
-    const std::int64_t piece_rows = std::max(kPieceRows, (n + kMaxColumnPieces - 1) / kMaxColumnPieces);
-    const std::int64_t pieces = (n + piece_rows - 1) / piece_rows;
+    const std::int64_t part_rows = std::max(kPartRows, (n + kMaxColumnParts - 1) / kMaxColumnParts);
+    const std::int64_t parts = (n + part_rows - 1) / part_rows;
     // If there are few rows, one longer pass is faster than two.
-    const bool whole = n <= 4 * kPieceRows;
+    const bool whole = n <= 4 * kPartRows;
     if (!whole) {
-      two_passes(pieces);
+      two_passes(parts);
     }
     const auto tiles_of = [&](int width) { return (columns.size + width * kPack - 1) / (width * kPack); };
     int width = std::min(power_of_two_from((columns.size + kPack - 1) / kPack), 32);
-    while (width > kMinColumnThreads && tiles_of(width) * (whole ? 1 : pieces) < kEnoughBlocks) {
+    while (width > kMinColumnThreads && tiles_of(width) * (whole ? 1 : parts) < kEnoughBlocks) {
       width /= 2;  // a narrower block has more threads per column
     }
-    const std::int64_t blocks = results / columns.size * tiles_of(width) * (whole ? 1 : pieces);
+    const std::int64_t blocks = results / columns.size * tiles_of(width) * (whole ? 1 : parts);
     reduce_columns<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, width,
-                                                                            whole ? n : piece_rows, whole ? 1 : pieces);
+                                                                            whole ? n : part_rows, whole ? 1 : parts);
     cuda::check_launch("reduce_columns");
     if (!whole) {
-      join(op, plan, target.partials, pieces, results, 1, shifts, y, device);
+      join(op, plan, target.partials, parts, results, 1, shifts, y, device);
     }
   } else if (n <= kShortRow) {
     constexpr int kPack = 16 / sizeof(T);
@@ -428,14 +426,14 @@ void launch(const Op& op, const ReducePlan& plan, const T* x, Shifts shifts, typ
     reduce_short_rows<T, Op, Shifts><<<grid_of(blocks), kThreads, 0, stream>>>(op, plan, x, target, lanes);
     cuda::check_launch("reduce_short_rows");
   } else {
-    const std::int64_t pieces = (n + kPiece - 1) / kPiece;
-    if (pieces > 1) {
-      two_passes(pieces);
+    const std::int64_t parts = (n + kPart - 1) / kPart;
+    if (parts > 1) {
+      two_passes(parts);
     }
-    reduce_long_rows<T, Op, Shifts><<<grid_of(results * pieces), kThreads, 0, stream>>>(op, plan, x, target, pieces);
+    reduce_long_rows<T, Op, Shifts><<<grid_of(results * parts), kThreads, 0, stream>>>(op, plan, x, target, parts);
     cuda::check_launch("reduce_long_rows");
-    if (pieces > 1) {
-      join(op, plan, target.partials, pieces, 1, pieces, shifts, y, device);
+    if (parts > 1) {
+      join(op, plan, target.partials, parts, 1, parts, shifts, y, device);
     }
   }
 }

@@ -83,13 +83,13 @@ void extreme_backward(Cpu, const ExtremeBackward& args);
 void extreme_backward(Cuda, const ExtremeBackward& args);
 
 /// dx = dy where positions == indices, else 0. positions is 0, 1, … along the reduced axis and broadcasts to dx.
-struct PlaceAlongAxis {
+struct ScatterAlongAxis {
   const Tensor& positions;
   const Tensor& indices;
   const Tensor& dy;
   const Tensor& dx;
 };
-void place_along_axis(Cpu, const PlaceAlongAxis& args);
-void place_along_axis(Cuda, const PlaceAlongAxis& args);
+void scatter_along_axis(Cpu, const ScatterAlongAxis& args);
+void scatter_along_axis(Cuda, const ScatterAlongAxis& args);
 
 }  // namespace mica::kernels

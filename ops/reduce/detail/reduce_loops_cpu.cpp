@@ -1,7 +1,7 @@
 #include <bit>
 #include <vector>
 
-#include <mica/core/blocks_cpu.h>
+#include <mica/core/detail/blocks_cpu.h>
 #include <mica/ops/reduce/detail/cascade.h>
 #include <mica/ops/reduce/detail/reduce_cpu.h>
 
@@ -119,8 +119,8 @@ void merge_partials(const ReduceSteps& steps, const Sink& y, const std::byte* pa
   y.write(steps, result, width, out, stride);
 }
 
-// The case that a result's elements are adjacent in memory: reduces result by result. A result's leaves form groups,
-// which threads share.
+// Reduces result by result, if a result's elements are adjacent in memory. Its leaves form groups, which are split
+// among threads.
 class RowReduction {
  public:
   RowReduction(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y)
@@ -164,12 +164,12 @@ class RowReduction {
   }
 
   // How many runs to reduce in one call, if `rest` runs follow run `index` and `done` runs are in the cascade: a power
-  // of two, so that they form a subtree of the cascade.
+  // of two, so that they are a subtree of the cascade.
   std::int64_t runs_together(std::int64_t index, std::int64_t done, std::int64_t rest) const {
     if (leaves_per_run_ != 1) {
       return 1;
     }
-    // There are several runs, since reduce_short_rows() reduces single ones. So there is another reduced axis.
+    // There is another reduced axis, since reduce_short_rows() reduces single runs.
     const std::int64_t neighbors = plan_.reduced.axis[plan_.reduced.rank - 2].size;
     const std::int64_t most = std::min({x_.rows_at_once(run_.size), rest, neighbors - index % neighbors});
     const auto runs = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
@@ -220,8 +220,8 @@ class RowReduction {
   const std::int64_t groups_ = std::max<std::int64_t>((leaves_ + group_ - 1) / group_, 1);
 };
 
-// The case that elements of different results are adjacent in memory, so that the innermost kept axis has stride 1 in
-// x: reduces tiles of columns, row by row. The rows of a tile form groups, which threads share.
+// Reduces tiles of columns, row by row, if the innermost kept axis has stride 1 in x. The rows of a tile form groups,
+// which are split among threads.
 class ColumnReduction {
  public:
   ColumnReduction(const ReduceSteps& steps, const ReducePlan& plan, const Source& x, const Sink& y)
@@ -240,9 +240,9 @@ class ColumnReduction {
                    }
                  });
     for (std::int64_t block = 0; groups_ > 1 && block < blocks; ++block) {
-      const Place place = place_of(block);
-      merge_partials<kTile>(steps_, y_, partials.data() + block * groups_ * tile_bytes, groups_, tile_bytes,
-                            place.width, place.out, columns_.out);
+      const ColumnTile tile = tile_of(block);
+      merge_partials<kTile>(steps_, y_, partials.data() + block * groups_ * tile_bytes, groups_, tile_bytes, tile.width,
+                            tile.out, columns_.out);
     }
   }
 
@@ -251,10 +251,10 @@ class ColumnReduction {
   static constexpr std::int64_t kLeafRows = 32;
   static constexpr std::int64_t kMaxGroups = 64;
 
-  struct Place {
+  struct ColumnTile {
     std::int64_t in, out, width;
   };
-  Place place_of(std::int64_t block) const {
+  ColumnTile tile_of(std::int64_t block) const {
     const ReduceOffsets at(plan_.kept, block / tiles_, 1);
     const std::int64_t first = block % tiles_ * kTile;
     return {at.in + first, at.out + first * columns_.out, std::min(kTile, columns_.size - first)};
@@ -263,39 +263,40 @@ class ColumnReduction {
   // Reduces group number i of all tiles, into `partial` or, if that is null, the output.
   void reduce_group(std::int64_t i, Levels<kTile>& levels, std::byte* partial) const {
     alignas(64) std::byte shifts[kTile * kShiftBytes];
-    const Place place = place_of(i / groups_);
-    steps_.load_shifts(place.out, columns_.out, place.width, shifts);
-    auto cascade = levels.cascade(steps_, place.width);
+    const ColumnTile tile = tile_of(i / groups_);
+    steps_.load_shifts(tile.out, columns_.out, tile.width, shifts);
+    auto cascade = levels.cascade(steps_, tile.width);
     std::byte* const result = cascade.next();
     const std::int64_t first = i % groups_ * group_;
     const std::int64_t last = std::min(rows_, first + group_);
     for (std::int64_t row = first; row < last; row += kLeafRows) {
-      reduce_leaf_of(place, row, std::min(last, row + kLeafRows), shifts, cascade.next());
+      reduce_leaf_of(tile, row, std::min(last, row + kLeafRows), shifts, cascade.next());
       cascade.push();
     }
     if (cascade.empty()) {
-      steps_.identity(result, place.width);
+      steps_.identity(result, tile.width);
     }
     cascade.finish();
     if (partial == nullptr) {
-      y_.write(steps_, result, place.width, place.out, columns_.out);
+      y_.write(steps_, result, tile.width, tile.out, columns_.out);
     } else {
-      std::copy_n(result, place.width * steps_.acc_bytes, partial);
+      std::copy_n(result, tile.width * steps_.acc_bytes, partial);
     }
   }
 
-  // Reduces rows [begin, end) of the columns at `place` into *acc.
-  void reduce_leaf_of(const Place& place, std::int64_t begin, std::int64_t end, const void* shifts, void* acc) const {
+  // Reduces rows [begin, end) of a tile into *acc.
+  void reduce_leaf_of(const ColumnTile& tile, std::int64_t begin, std::int64_t end, const void* shifts,
+                      void* acc) const {
     alignas(64) std::byte buffers[4][kTile * sizeof(std::int64_t)];
-    steps_.identity(acc, place.width);
+    steps_.identity(acc, tile.width);
     for (std::int64_t row = begin; row < end;) {
       const int count = row + 4 <= end ? 4 : 1;
       std::array<const void*, 4> values{};
       for (int i = 0; i < count; ++i) {
-        Patch patch{place.width, 1, 1, 0};
-        values[i] = x_.values(place.in + ReduceOffsets(plan_.reduced, row + i).in, patch, buffers[i]);
+        Patch patch{tile.width, 1, 1, 0};
+        values[i] = x_.values(tile.in + ReduceOffsets(plan_.reduced, row + i).in, patch, buffers[i]);
       }
-      steps_.columns(values.data(), count, place.width, row, shifts, acc);
+      steps_.columns(values.data(), count, tile.width, row, shifts, acc);
       row += count;
     }
   }

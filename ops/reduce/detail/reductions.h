@@ -1,18 +1,17 @@
 #pragma once
 
-// The element functions of reductions, shared by both devices. A reduction starts with identity(), maps element i of a
-// row with map(x, shift, i), merges partial results with combine() and ends with finish(). Elements of type T are
-// converted to Value first. Reductions in two passes have a `shift` per result, which the first pass computes; its type
-// is Op::Shift if that exists, else Value.
+// The element functions of reductions, for both devices. A reduction starts with identity(), maps element i of a row,
+// converted to Value, with map(x, shift, i), merges partial results with combine() and ends with finish(). Reductions
+// in two passes have a `shift` per result, of type Op::Shift or Value, which the first pass computes.
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
+#include <mica/core/detail/wrap.h>
 #include <mica/core/dtype.h>
 #include <mica/core/math.h>
-#include <mica/core/wrap.h>
 
 namespace mica::kernels {
 
@@ -204,7 +203,7 @@ struct ExtremeGradient {
 
 /// The whole gradient goes to the element at `index`.
 template <class V>
-struct PlaceGradient {
+struct ScatterGradient {
   MICA_HOST_DEVICE V operator()(std::int64_t position, std::int64_t index, V dy) const {
     return position == index ? dy : V{0};
   }

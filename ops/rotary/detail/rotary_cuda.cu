@@ -20,7 +20,7 @@ constexpr int kThreads = 256;
 constexpr int kHeads = 4;  // of a thread: they share a sine and a cosine
 
 template <class T>
-struct Arguments {
+struct RotaryArguments {
   const T* x;
   T* y;
   const std::int64_t* positions;  // or null
@@ -37,7 +37,7 @@ struct Arguments {
 
 // A thread rotates one pair of columns of kHeads heads.
 template <class T>
-__global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant__ Arguments<T> a) {
+__global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant__ RotaryArguments<T> a) {
   using S = Accumulate<T>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   const std::int64_t first_head = static_cast<std::int64_t>(blockIdx.y) * kHeads;
@@ -67,18 +67,18 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const __grid_constant_
 
 void rotary(Cuda, const Rotary& args) {
   on_dtype(FloatTypes{}, args.x.dtype(), "rotary", [&]<class T>() {
-    Arguments<T> a{.x = args.x.data<T>(),
-                   .y = args.y.data<T>(),
-                   .positions = args.positions.data_or_null<std::int64_t>(),
-                   .position_count = args.positions.defined() ? args.positions.numel() : 0,
-                   .rows = args.rows,
-                   .steps = args.steps,
-                   .heads = args.heads,
-                   .offset = args.offset,
-                   .half = static_cast<int>(args.frequencies.size()),
-                   .scale = args.scale,
-                   .direction = args.back ? -1.0 : 1.0,
-                   .frequencies = {}};
+    RotaryArguments<T> a{.x = args.x.data<T>(),
+                         .y = args.y.data<T>(),
+                         .positions = args.positions.data_or_null<std::int64_t>(),
+                         .position_count = args.positions.defined() ? args.positions.numel() : 0,
+                         .rows = args.rows,
+                         .steps = args.steps,
+                         .heads = args.heads,
+                         .offset = args.offset,
+                         .half = static_cast<int>(args.frequencies.size()),
+                         .scale = args.scale,
+                         .direction = args.back ? -1.0 : 1.0,
+                         .frequencies = {}};
     std::copy(args.frequencies.begin(), args.frequencies.end(), a.frequencies);
     const std::int64_t blocks = (args.rows * a.half + kThreads - 1) / kThreads;
     const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 20)),

@@ -13,8 +13,7 @@ namespace mica::kernels {
 
 namespace {
 
-// A row is divided into chunks, each of which is processed by one thread block. If there are several, there are three
-// kernels; for a single chunk, the last one alone:
+// A row is split into chunks of one thread block each. There are three kernels, or the last alone for a single chunk:
 //
 //   1. sums     [ Σ chunk 0 | Σ chunk 1 | Σ chunk 2 | … ]                  one block per chunk
 //   2. starts   [ 0 | Σ chunk 0 | Σ chunk 0 + Σ chunk 1 | … ]              one thread per row, overwrites the sums

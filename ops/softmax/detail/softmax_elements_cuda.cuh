@@ -1,54 +1,93 @@
 #pragma once
 
-// Softmax element by element, which reads everything twice: rows that are not aligned to 16 bytes, those that are too
-// long for registers, and other axes than the last.
+// Softmax element by element: rows that are not aligned to 16 bytes, those that are too long for registers, and other
+// axes than the last. A thread keeps its first elements in registers and reads the others twice.
 
-#include <mica/ops/rows/row_loop.cuh>
+#include <mica/ops/rows/detail/row_loop.cuh>
 #include <mica/ops/softmax/detail/softmax_rule_cuda.cuh>
 
 namespace mica::kernels::softmax_rows {
 
-/// Loads in flight, of each input.
-template <class Direction>
-constexpr int kAtOnce = (sizeof(typename Direction::T) == 8 ? 4 : 8) / Direction::Inputs::kInputs;
+/// A thread's elements of a row: those at first, first + step, … < end. It keeps the first N of each input.
+template <class Direction, int N>
+class StridedElements {
+  using T = typename Direction::T;
+  using S = Accumulate<T>;
+  using Inputs = typename Direction::Inputs;
+  using Found = typename Direction::Found;
 
-template <class Direction>
-__device__ auto reduced_elements(const Direction& direction, const typename Direction::Inputs& m, std::int64_t first,
-                                 std::int64_t end, std::int64_t step) {
-  auto found = Direction::Found::nothing();
-  rows::for_strided<kAtOnce<Direction>>(
-      m.in, first, end, step, Direction::kAbsent,
-      [&](std::int64_t, const auto& elements, const auto& inside) { direction.add(found, elements, inside); });
-  return found;
-}
-
-template <class Direction>
-__device__ void write_elements(const Direction& direction, const typename Direction::Inputs& m, std::int64_t first,
-                               std::int64_t end, std::int64_t step, const typename Direction::Found& found) {
-  const auto prepared = direction.prepared(found);
-  rows::for_strided<kAtOnce<Direction>>(
-      m.in, first, end, step, Direction::kAbsent, [&](std::int64_t i, const auto& elements, const auto& inside) {
+ public:
+  __device__ StridedElements(const Direction& direction, const Inputs& m, std::int64_t first, std::int64_t end,
+                             std::int64_t step)
+      : direction_(direction), m_(m), first_(first), end_(end), step_(step) {
 #pragma unroll
-        for (int n = 0; n < kAtOnce<Direction>; ++n) {
-          if (inside(n)) {
-            m.out[i + n * step] = static_cast<typename Direction::T>(direction.write(elements[n], found, prepared));
-          }
-        }
-      });
-}
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int k = 0; k < Inputs::kInputs; ++k) {
+        kept_[n].at[k] = inside(n) ? static_cast<S>(m.in[k][first + n * step]) : Direction::kAbsent;
+      }
+    }
+  }
 
-/// A row for kLanes lanes of a warp, or for a block. The order of its sum is counted from its beginning, so that the
-/// result does not depend on its address.
+  __device__ Found reduced() const {
+    auto found = Found::nothing();
+    direction_.add(found, kept_, [&](int n) { return inside(n); });
+    for_others(
+        [&](std::int64_t, const auto& elements, const auto& inside) { direction_.add(found, elements, inside); });
+    return found;
+  }
+
+  __device__ void write(const Found& found) const {
+    const auto prepared = direction_.prepared(found);
+    const auto write_batch = [&](std::int64_t i, const auto& elements, const auto& inside) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if (inside(n)) {
+          m_.out[i + n * step_] = static_cast<T>(direction_.write(elements[n], found, prepared));
+        }
+      }
+    };
+    write_batch(first_, kept_, [&](int n) { return inside(n); });
+    for_others(write_batch);
+  }
+
+ private:
+  __device__ bool inside(int n) const { return first_ + n * step_ < end_; }
+
+  /// Reads the elements that are not kept, in batches of N, for f(i, elements, inside); see rows::for_strided().
+  template <class F>
+  __device__ void for_others(const F& f) const {
+    rows::for_strided<N>(m_.in, first_ + N * step_, end_, step_, Direction::kAbsent, f);
+  }
+
+  const Direction& direction_;
+  const Inputs& m_;
+  std::int64_t first_;
+  std::int64_t end_;
+  std::int64_t step_;
+  typename Direction::Element kept_[N];
+};
+
+/// How many elements a thread keeps: all of them in rows of up to kMostWarpColumns (softmax_plan.cpp), and in longer
+/// ones of up to 8192 columns, or half as many of float64.
+template <class Direction>
+constexpr int kKept = sizeof(typename Direction::T) == 8 ? 8 : 16;
+
+/// The most threads of a block of softmax_looped.
+template <Group kGroup>
+constexpr int kMostLoopedThreads = kGroup == Group::block ? rows::kMostGroupThreads : 256;
+
+/// A row for kLanes lanes of a warp, or for a block. Which elements a thread has does not depend on the row's address.
 template <class Direction, Group kGroup, int kLanes>
-__global__ void __launch_bounds__(rows::kMostGroupThreads, sizeof(typename Direction::T) == 8 ? 1 : 2)
+__global__ void __launch_bounds__(kMostLoopedThreads<kGroup>)
     softmax_looped(typename Direction::Inputs m, std::int64_t rows, std::int64_t columns, Direction direction) {
   using Threads = rows::RowGroup<typename Direction::Found, kGroup, kLanes>;
-  __shared__ typename Threads::Shared shared;
+  __shared__ typename Threads::Exchange exchange;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const std::int64_t first = row * columns + threadIdx.x;
-  const std::int64_t end = row < rows ? row * columns + direction.seen(row, columns) : 0;  // others help with shuffles
-  const auto found = Threads(shared).all_reduce(reduced_elements(direction, m, first, end, blockDim.x));
-  write_elements(direction, m, first, end, blockDim.x, found);
+  const std::int64_t end = row < rows ? row * columns + direction.seen(row, columns) : 0;  // others only shuffle
+  const StridedElements<Direction, kKept<Direction>> elements(direction, m, first, end, blockDim.x);
+  elements.write(Threads(exchange).all_reduce(elements.reduced()));
   if (Direction::kMasked && row < rows) {
     for (std::int64_t i = end + threadIdx.x; i < (row + 1) * columns; i += blockDim.x) {
       m.out[i] = static_cast<typename Direction::T>(0.0f);
@@ -81,14 +120,15 @@ __global__ void __launch_bounds__(kColumns* kColumnThreads, sizeof(typename Dire
     const std::int64_t first = begin + threadIdx.y * inner;
     const std::int64_t end = column < inner ? begin + n * inner : begin;
     const std::int64_t step = kColumnThreads * inner;
+    const StridedElements<Direction, kKept<Direction> / 2> elements(direction, m, first, end, step);
     __syncthreads();  // the previous column's results have been read
-    parts[threadIdx.y][threadIdx.x] = reduced_elements(direction, m, first, end, step);
+    parts[threadIdx.y][threadIdx.x] = elements.reduced();
     __syncthreads();
     Found found = parts[0][threadIdx.x];
     for (int i = 1; i < kColumnThreads; ++i) {
       found.join(parts[i][threadIdx.x]);
     }
-    write_elements(direction, m, first, end, step, found);
+    elements.write(found);
   }
 }
 

@@ -15,18 +15,18 @@ constexpr std::int64_t kUnusable = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kSlabUnit = 64;  // columns
 
 // In forward, longer aligned rows are streamed. Shorter ones are faster with one row per cluster.
-constexpr std::int64_t kMostHeldColumns = 32768;
-// 16-bit rows that are longer stay packed, two elements in a register.
+constexpr std::int64_t kMostColumnsInRegisters = 32768;
+// Longer 16-bit rows remain packed, two elements in a register.
 constexpr std::int64_t kMostUnpackedColumns = 8192;
-// The longest rows of a block. In backward of 4-byte elements, clusters can share shorter rows, too: their blocks are
-// smaller, so that two fit on a multiprocessor, and one computes while the other loads.
+// The longest rows of a block. In backward of 4-byte elements, clusters can also share shorter rows, since two of their
+// smaller blocks fit on a multiprocessor.
 constexpr std::int64_t kMostBlockColumns = 16384;
 constexpr std::int64_t kMostBlockColumnsBackward = 10240;
-// If rows are read twice: the longest of 8 lanes, and of a warp, and the elements per thread of a block, unless it is
-// too small.
+// For rows that are processed element by element: the longest row of 8 lanes, the longest of a warp, and a block's
+// elements per thread.
 constexpr std::int64_t kMostLaneColumns = 128;
-constexpr std::int64_t kMostWarpColumns = 1024;
-constexpr int kLoopedElements = 8;
+constexpr std::int64_t kMostWarpColumns = 512;
+constexpr int kLoopedElements = 16;
 
 std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -36,8 +36,7 @@ int threads_for(std::int64_t columns, int elements) {
       std::min<std::int64_t>(round_up(columns, std::int64_t{kWarp} * elements) / elements, kMostGroupThreads));
 }
 
-/// The cost of a plan for a row in registers; of those that have enough threads, the cheapest is used. Fewer blocks and
-/// threads are cheaper.
+/// The cost of a plan for a row in registers; the cheapest one is used. Fewer blocks and threads are cheaper.
 std::int64_t cost_of(const SoftmaxProblem& problem, const SoftmaxLayout& layout, const SoftmaxPlan& plan) {
   const bool narrow = problem.element_size == 2;
   if (layout.group == Group::warp) {
@@ -50,10 +49,9 @@ std::int64_t cost_of(const SoftmaxProblem& problem, const SoftmaxLayout& layout,
                ? 1000 + plan.threads * layout.elements
                : kUnusable;
   }
-  // 16-bit rows are streamed only by the largest blocks: otherwise one row per cluster is faster. Rows of 32 bits get
-  // clusters of 8 blocks if these are enough.
+  // 16-bit rows are streamed only by the largest blocks, since otherwise one row per cluster is faster.
   const bool streams =
-      problem.columns > kMostHeldColumns && (narrow ? plan.threads == kMostGroupThreads : plan.cluster >= 8);
+      problem.columns > kMostColumnsInRegisters && (narrow ? plan.threads == kMostGroupThreads : plan.cluster >= 8);
   return layout.streamed && !streams ? kUnusable : 1'000'000 + plan.layout * 100 + plan.cluster;
 }
 

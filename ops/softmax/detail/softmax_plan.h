@@ -2,19 +2,19 @@
 
 // Which CUDA kernel softmax uses for rows of a given length.
 
-#include <mica/ops/rows/row_plan.h>
+#include <mica/ops/rows/detail/row_plan.h>
 
 namespace mica::kernels {
 
 using rows::Group;
 
-/// A kernel for rows that are aligned to 16 bytes. They are read once, in packs of 16 bytes, and held in registers.
+/// A kernel for rows that are aligned to 16 bytes: it reads them once, in packs of 16 bytes, into registers.
 struct SoftmaxLayout {
   Group group = Group::warp;
   int lanes = 32;                         // of a warp, that share a row or a part of it
   int elements;                           // the most elements of a row that a thread has
   bool packed = false;                    // whether a register holds two 16-bit elements (backward's always do)
-  bool streamed = false;                  // whether each block stays on its multiprocessor and processes row after row
+  bool streamed = false;                  // whether blocks are persistent and process row after row
   int threads = rows::kMostGroupThreads;  // the most per block
   int blocks = 0;                         // that fit on a multiprocessor, at least; 0: as many as registers allow
   int forward = 0;                        // the element sizes that it is compiled for: 2 or 4 bytes, or 2 | 4
@@ -60,7 +60,7 @@ struct SoftmaxProblem {
 
 /// The kernel for rows of a given length, and how many threads share a row.
 struct SoftmaxPlan {
-  int layout = -1;  // of kSoftmaxLayouts; −1: rows are read twice, element by element
+  int layout = -1;  // of kSoftmaxLayouts; −1: softmax_looped, element by element
   int threads = 0;  // per block, that share a row
   int rows = 1;     // per block
   int cluster = 1;  // blocks that share a row

@@ -8,18 +8,18 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/ops/softmax/detail/softmax_elements_cuda.cuh>
-#include <mica/ops/softmax/detail/softmax_held_cuda.cuh>
+#include <mica/ops/softmax/detail/softmax_registers_cuda.cuh>
 #include <mica/ops/softmax/detail/softmax_streamed_cuda.cuh>
 
 namespace mica::kernels::softmax_rows {
 
-/// Runs the kernel for entry kIndex of kSoftmaxLayouts: one row per block, several rows per block, or one row per
-/// cluster. Streamed: as many clusters as the GPU runs at a time, each of which processes row after row.
+/// Runs the kernel for entry kIndex of kSoftmaxLayouts: one or several rows per block, or one row per cluster. If
+/// streamed, as many clusters as the GPU runs at a time process row after row.
 template <int kIndex, class Direction>
 void run_layout(const typename Direction::Inputs& m, std::int64_t rows, std::int64_t columns,
                 const Direction& direction, const SoftmaxPlan& plan) {
   using T = typename Direction::T;
-  using L = Layout<T, kIndex>;
+  using L = LayoutEntry<T, kIndex>;
   constexpr bool kStreamed = L::kEntry.streamed;
   const std::int64_t row_bytes = std::int64_t{plan.threads} * L::kEntry.elements * sizeof(T);
   cuda::Launch launch(plan.cluster, dim3(plan.threads, plan.rows), kStreamed ? kAhead<T> * row_bytes : 0);
@@ -34,7 +34,7 @@ void run_layout(const typename Direction::Inputs& m, std::int64_t rows, std::int
   if constexpr (kStreamed) {
     run(softmax_streamed<Direction, L>, "softmax_streamed");
   } else {
-    run(softmax_held<Direction, L>, Direction::kBackward ? "softmax_backward_held" : "softmax_held");
+    run(softmax_registers<Direction, L>, Direction::kBackward ? "softmax_backward_registers" : "softmax_registers");
   }
 }
 

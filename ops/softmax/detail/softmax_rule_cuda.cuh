@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <limits>
 
-#include <mica/ops/rows/row_group.cuh>
-#include <mica/ops/rows/row_tile.cuh>
-#include <mica/ops/rows/rows_cuda.cuh>
-#include <mica/ops/rows/sum_exp.cuh>
+#include <mica/ops/rows/detail/row_group.cuh>
+#include <mica/ops/rows/detail/row_tile.cuh>
+#include <mica/ops/rows/detail/rows_cuda.cuh>
+#include <mica/ops/rows/detail/sum_exp.cuh>
 #include <mica/ops/softmax/detail/softmax_plan.h>
 
 namespace mica::kernels::softmax_rows {
@@ -21,6 +21,11 @@ enum class Kind {
   log_softmax,
   masked,  // softmax(x · scale) over the first columns of a row; the other results, and rows of −∞, are 0
 };
+
+/// The compiler may not fuse this product with the subtraction of the largest one: the power of the largest element
+/// would no longer be 1.
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
 template <class T, Kind kKind>
 struct SoftmaxRule {
@@ -45,7 +50,7 @@ struct SoftmaxRule {
   /// The value whose softmax is computed: x or, in masked rows, x · scale, and −∞ unless `inside`.
   __device__ S counted(S x, bool inside) const {
     if constexpr (kMasked) {
-      return inside ? x * scale : -std::numeric_limits<S>::infinity();
+      return inside ? rounded_product(x, scale) : -std::numeric_limits<S>::infinity();
     } else {
       return x;
     }

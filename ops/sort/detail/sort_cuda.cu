@@ -17,8 +17,7 @@ namespace {
 // All rows are sorted together, by stable radix sorts of 64-bit keys; the elements' positions are the values:
 //
 //   elements of up to 32 bits:  key = row · 2^bits | sort_key(x)     one sort, by the bits that are in use
-//   elements of 64 bits:        key = sort_key(x), then key = row    two sorts; the second one keeps the order that the
-//                                                                    first one made within each row
+//   elements of 64 bits:        key = sort_key(x), then key = row    two sorts; the second keeps the order within rows
 
 constexpr int kThreads = 256;
 

@@ -2,15 +2,15 @@
 
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/cuda/detail/mma.cuh>
 #include <mica/core/cuda/launch.h>
-#include <mica/core/cuda/mma.cuh>
 #include <mica/core/cuda/ptx.cuh>
-#include <mica/ops/gemm/tile_order.cuh>
+#include <mica/core/detail/ceil_div.h>
+#include <mica/ops/gemm/detail/tile_order.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
 // The kernels for all GPUs and all strides: one for 16-bit floats, with tensor cores, and one for other dtypes,
-// without. On compute capability 9.0, 16-bit products use tiled_matmul_sm90.cu where possible, which is about eight
-// times as fast; large matrices that it cannot read are copied to an aligned layout first.
+// without. On compute capability 9.0, 16-bit products use the faster tiled_matmul_sm90.cu where possible.
 
 namespace mica::kernels {
 
@@ -31,7 +31,9 @@ struct Product {
 Product product_of(const TiledMatmulArgs& args, int tile_rows, int tile_columns) {
   const std::int64_t m = args.y.size(0);
   const std::int64_t n = args.y.size(1);
-  return {.order = {.rows = gemm::parts_of(m, tile_rows), .columns = gemm::parts_of(n, tile_columns), .group = kGroup},
+  return {.order = {.rows = static_cast<int>(ceil_div(m, tile_rows)),
+                    .columns = static_cast<int>(ceil_div(n, tile_columns)),
+                    .group = kGroup},
           .rows = m,
           .columns = n,
           .depth = args.a.size(1)};
@@ -40,8 +42,8 @@ Product product_of(const TiledMatmulArgs& args, int tile_rows, int tile_columns)
 // The kernel with tensor cores.
 
 constexpr int kTile = 128;  // rows and columns of the output
-constexpr int kPiece = 32;  // elements of K that are multiplied between two barriers
-constexpr int kStages = 3;  // pieces in shared memory, being loaded or multiplied
+constexpr int kSlice = 32;  // elements of K that are multiplied between two barriers
+constexpr int kStages = 3;  // slices in shared memory, being loaded or multiplied
 constexpr int kPack = 8;    // 16-bit elements in 16 bytes
 // Each warp computes a part of the tile, by mma instructions of size 16 x 8 x 16.
 constexpr int kWarpsDown = 2;
@@ -70,18 +72,17 @@ struct Source {
         packs(m.step == 1 && m.leading % kPack == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0) {}
 };
 
-/// A piece of an operand in shared memory. Its lines run along K and have length kPiece, or run along the rows of A
-/// (the columns of B) and have length kTile. Lines are padded by 16 bytes, so that the same position of 8 consecutive
-/// lines is in different banks.
+/// A slice of an operand in shared memory. Its lines run along K and have length kSlice, or run along the rows of A
+/// (the columns of B) and have length kTile. They are padded by 16 bytes against bank conflicts.
 template <Lines kLines>
-struct Piece {
-  static constexpr int kCount = kLines == Lines::depth ? kTile : kPiece;
-  static constexpr int kLength = kLines == Lines::depth ? kPiece : kTile;
+struct OperandSlice {
+  static constexpr int kCount = kLines == Lines::depth ? kTile : kSlice;
+  static constexpr int kLength = kLines == Lines::depth ? kSlice : kTile;
   static constexpr int kPitch = kLength + kPack;
 
   Bits data[kCount * kPitch];
 
-  /// Starts loading the piece that begins at row (of A) or column (of B) `row`, and at `k` along K. Elements outside of
+  /// Starts loading the slice that begins at row (of A) or column (of B) `row`, and at `k` along K. Elements outside of
   /// the matrix become zeros. Called by all threads.
   __device__ void load(const Source& x, std::int64_t row, std::int64_t k) {
     const std::int64_t first_line = kLines == Lines::depth ? row : k;
@@ -124,8 +125,8 @@ struct Piece {
 
 template <Lines kA, Lines kB>
 struct Stage {
-  Piece<kA> a;
-  Piece<kB> b;
+  OperandSlice<kA> a;
+  OperandSlice<kB> b;
 };
 
 /// The sums of a warp's part of the tile: sums[i][j] are those of rows 16 i and columns 8 j on, as mma computes them.
@@ -176,29 +177,29 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int warp = threadIdx.x / 32;
   const int warp_row = warp / kWarpsAcross * kWarpRows;
   const int warp_column = warp % kWarpsAcross * kWarpColumns;
-  const int pieces = static_cast<int>((product.depth + kPiece - 1) / kPiece);
+  const int slices = static_cast<int>((product.depth + kSlice - 1) / kSlice);
 
-  const auto load = [&](int piece) {
-    if (piece < pieces) {
-      Stage<kA, kB>& stage = stages[piece % kStages];
-      stage.a.load(a, row, std::int64_t{piece} * kPiece);
-      stage.b.load(b, column, std::int64_t{piece} * kPiece);
+  const auto load = [&](int slice) {
+    if (slice < slices) {
+      Stage<kA, kB>& stage = stages[slice % kStages];
+      stage.a.load(a, row, std::int64_t{slice} * kSlice);
+      stage.b.load(b, column, std::int64_t{slice} * kSlice);
     }
-    cuda::commit_copies();  // one group per piece, even if empty, so that the groups can be counted
+    cuda::commit_copies();  // one group per slice, even if empty, so that the groups can be counted
   };
-  for (int piece = 0; piece < kStages - 1; ++piece) {
-    load(piece);
+  for (int slice = 0; slice < kStages - 1; ++slice) {
+    load(slice);
   }
 
   WarpSums sums = {};
 #pragma unroll 1
-  for (int piece = 0; piece < pieces; ++piece) {
+  for (int slice = 0; slice < slices; ++slice) {
     cuda::wait_copies<kStages - 2>();
-    __syncthreads();  // the piece is visible to all threads, and all have finished the previous one
-    load(piece + kStages - 1);
-    const Stage<kA, kB>& stage = stages[piece % kStages];
+    __syncthreads();  // the slice is visible to all threads, and all have finished the previous one
+    load(slice + kStages - 1);
+    const Stage<kA, kB>& stage = stages[slice % kStages];
 #pragma unroll
-    for (int k = 0; k < kPiece; k += 16) {
+    for (int k = 0; k < kSlice; k += 16) {
       std::uint32_t a_pairs[kWarpRows / 16][4];
       std::uint32_t b_pairs[kWarpColumns / 16][4];
 #pragma unroll
@@ -238,7 +239,7 @@ void multiply_mma(const TiledMatmulArgs& args) {
 // The kernel without tensor cores, kept simple.
 
 constexpr int kPlainTile = 128;
-constexpr int kPlainPiece = 16;
+constexpr int kPlainSlice = 16;
 constexpr int kEach = 8;  // rows and columns per thread, with a distance of 16
 constexpr int kSide = kPlainTile / kEach;
 constexpr int kPlainThreads = kSide * kSide;
@@ -256,35 +257,35 @@ struct Strided {
 template <class T>
 __global__ void __launch_bounds__(kPlainThreads, sizeof(T) == 4 ? 2 : 1)
     tiled_matmul_fma_kernel(const Strided<T> a, const Strided<T> b, T* y, const Product product, T slope) {
-  __shared__ T a_piece[kPlainPiece][kPlainTile + 1];  // padded, so that the elements of a column are in different banks
-  __shared__ T b_piece[kPlainPiece][kPlainTile + 1];
+  __shared__ T a_slice[kPlainSlice][kPlainTile + 1];  // padded, so that the elements of a column are in different banks
+  __shared__ T b_slice[kPlainSlice][kPlainTile + 1];
   const gemm::TileOrder::Position position = product.order.position(blockIdx.x);
   const std::int64_t row = std::int64_t{position.row} * kPlainTile;
   const std::int64_t column = std::int64_t{position.column} * kPlainTile;
   const int i = threadIdx.x / kSide;
   const int j = threadIdx.x % kSide;
   T sums[kEach][kEach] = {};
-  for (std::int64_t k = 0; k < product.depth; k += kPlainPiece) {
-    for (int at = threadIdx.x; at < kPlainTile * kPlainPiece; at += kPlainThreads) {
-      const int a_row = at / kPlainPiece, a_k = at % kPlainPiece;
+  for (std::int64_t k = 0; k < product.depth; k += kPlainSlice) {
+    for (int at = threadIdx.x; at < kPlainTile * kPlainSlice; at += kPlainThreads) {
+      const int a_row = at / kPlainSlice, a_k = at % kPlainSlice;
       const int b_k = at / kPlainTile, b_column = at % kPlainTile;
       const bool a_inside = row + a_row < product.rows && k + a_k < product.depth;
       const bool b_inside = column + b_column < product.columns && k + b_k < product.depth;
-      a_piece[a_k][a_row] = a_inside ? a.at(row + a_row, k + a_k) : T{0};
-      b_piece[b_k][b_column] = b_inside ? b.at(k + b_k, column + b_column) : T{0};
+      a_slice[a_k][a_row] = a_inside ? a.at(row + a_row, k + a_k) : T{0};
+      b_slice[b_k][b_column] = b_inside ? b.at(k + b_k, column + b_column) : T{0};
     }
     __syncthreads();
 #pragma unroll 2  // with more, two blocks per multiprocessor would not have enough registers
-    for (int depth = 0; depth < kPlainPiece; ++depth) {
+    for (int depth = 0; depth < kPlainSlice; ++depth) {
 #pragma unroll
       for (int r = 0; r < kEach; ++r) {
 #pragma unroll
         for (int c = 0; c < kEach; ++c) {
-          sums[r][c] = fma(a_piece[depth][i + r * kSide], b_piece[depth][j + c * kSide], sums[r][c]);
+          sums[r][c] = fma(a_slice[depth][i + r * kSide], b_slice[depth][j + c * kSide], sums[r][c]);
         }
       }
     }
-    __syncthreads();  // before the next piece overwrites this one
+    __syncthreads();  // before the next slice overwrites this one
   }
   for (int r = 0; r < kEach; ++r) {
     for (int c = 0; c < kEach; ++c) {
@@ -305,8 +306,7 @@ void multiply_fma(const TiledMatmulArgs& args) {
            args.y.data<T>(), product, static_cast<T>(slope_of(args.activation)));
 }
 
-/// Whether a product is so large, and uses each element so often, that copying its operands to an aligned layout saves
-/// time.
+/// Whether a product uses each element so often that copying its operands to an aligned layout saves time.
 bool is_worth_copies(const TiledMatmulArgs& args) {
   const double m = static_cast<double>(args.y.size(0));
   const double n = static_cast<double>(args.y.size(1));

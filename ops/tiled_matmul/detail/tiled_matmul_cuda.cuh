@@ -2,8 +2,8 @@
 
 // Code shared by the kernels of tiled_matmul.
 
-#include <mica/core/cuda/wgmma.cuh>
-#include <mica/ops/gemm/operand_layout.h>
+#include <mica/core/cuda/detail/wgmma.cuh>
+#include <mica/ops/gemm/detail/operand_layout.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_kernels.h>
 

@@ -1,8 +1,9 @@
-#include <mica/ops/gemm/kernel_sm90.cuh>
+#include <mica/core/detail/ceil_div.h>
+#include <mica/ops/gemm/detail/kernel_sm90.cuh>
 #include <mica/ops/tiled_matmul/detail/tiled_matmul_cuda.cuh>
 
-// tiled_matmul() on compute capability 9.0: the kernel of ops/gemm with an activation as its epilogue, and the choice
-// of the tile's size.
+// tiled_matmul() on compute capability 9.0: the kernel of ops/gemm with an activation as its epilogue, and the
+// choice of the tile's size.
 
 namespace mica::kernels::tiles {
 
@@ -13,7 +14,7 @@ template <class T>
 struct LeakyRelu {
   using Element = T;
   static constexpr int kBuffers = 2;
-  using Shared = gemm::Nothing;
+  using Memory = gemm::Nothing;
   CUtensorMap y;
   int columns;
   float slope;
@@ -27,18 +28,18 @@ struct LeakyRelu {
   }
 };
 
-/// Calls f.operator()<P>() with the plan that is fastest for the sizes. Wide tiles take the least time per element; but
-/// if there are too few of them, some multiprocessors are idle. All plans sum an element in the same order.
+/// Calls f.operator()<P>() with the fastest plan for the sizes: wide tiles, unless they leave many multiprocessors
+/// idle. All plans sum an element in the same order.
 template <class F>
 void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const int blocks = cuda::multiprocessor_count();
   // The measured time of one tile, times the number of tiles per block.
   const auto cost = [&]<class P>(P, double tile) {
-    return tile * gemm::parts_of(gemm::sizes_of<P>(rows, columns, 1).order.size(), blocks / P::kCluster);
+    return tile * static_cast<double>(ceil_div(gemm::sizes_of<P>(rows, columns, 1).order.size(), blocks / P::kCluster));
   };
-  using Wide = gemm::Plan<256, 4, 2>;
-  using Middle = gemm::Plan<128, 6, 1>;
-  using Narrow = gemm::Plan<64, 8, 1>;
+  using Wide = gemm::TilePlan<256, 4, 2>;
+  using Middle = gemm::TilePlan<128, 6, 1>;
+  using Narrow = gemm::TilePlan<64, 8, 1>;
   const double wide = cost(Wide{}, 1), middle = cost(Middle{}, 0.52), narrow = cost(Narrow{}, 0.42);
   if (wide <= std::min(middle, narrow)) {
     f.template operator()<Wide>();

@@ -1,0 +1,492 @@
+// Products of up to 32 rows with weights of many outputs, by wgmma: the head, and gate and up of a batch. All of x
+// stays in shared memory, normalized once, while pieces of the weights pass through a ring of stages.
+//
+//     block: one tile of 64 outputs (SwiGLU: 32 of gate and the same 32 of up) after the other, with all terms
+//
+//         x, all pieces of 64 terms:       | x 32 x 64 | x | x | x | ...    multiplied by the norm's weight, in place
+//
+//         a ring of pieces of the weight:  | w 64 x 64 | w | w | w | ...    the first before the previous kernel ends
+//                                               |        |
+//         two warpgroups                    even pieces  odd pieces
+//                                               |        |
+//                                          sums of each in shared memory --> y
+//
+// With a packed weight, a stage has two pieces, and stages are dealt out to four warpgroups round-robin.
+
+#include <algorithm>
+
+#include <mica/core/cuda/launch.h>
+#include <mica/core/cuda/reduce.cuh>
+#include <mica/infer/kernels/detail/decode_linear_pieces.cuh>
+
+namespace mica::kernels {
+
+namespace wide {
+
+using namespace pieces;
+
+namespace {
+
+template <class Weights>
+constexpr int kConsumerThreads = Weights::kConsumers* kWarpgroup;
+template <class Weights>
+constexpr int kThreads = kConsumerThreads<Weights> + kWarp;
+constexpr int kMostStages = 16;
+constexpr int kUnits = 2;              // pieces per stage of a packed weight
+constexpr int kMostInput = 128 << 10;  // bytes of x in shared memory
+
+// The most bytes of stages if a block has only one tile. It is small, so that blocks of the previous and of the next
+// kernel fit on the multiprocessor, too.
+template <class Weights>
+constexpr int kBytesOfOneTile = Weights::kIsPacked ? 40 << 10 : 48 << 10;
+
+template <class Weights>
+struct Arguments {
+  Operands<Weights> operands;
+  int pieces;  // pieces that the terms are divided into
+  int tiles;   // of 64 outputs
+  int stages;
+  int tiles_of_block;
+  int longer_blocks;  // this many blocks, the first ones, have one more tile
+};
+
+template <class Weights, int kRows>
+struct Shared {
+  static constexpr int kGroups = kConsumerThreads<Weights> / (kRows * kPacks);  // pieces of x that are scaled at a time
+  float sums[Weights::kConsumers][kRows][kStride];
+  float squares[kGroups][kRows];
+  std::uint64_t full[kMostStages];
+  std::uint64_t empty[kMostStages];
+  std::uint64_t input_full;
+};
+
+/// The layout of a block's shared memory: the stages, x, the scales of the stages, the norm's weight, sums of x, and
+/// the rest.
+template <class Weights, int kRows>
+struct Memory {
+  static constexpr int kPieceBytes = kRows * kLineBytes;  // of x
+  unsigned char* w;
+  unsigned char* x;
+  unsigned char* scales;
+  unsigned char* norm;
+  float* x_sums;  // for packed weights: [piece][row]
+  Shared<Weights, kRows>* rest;
+
+  __host__ __device__ static std::size_t norm_bytes(const Arguments<Weights>& a) {
+    return std::size_t{2} * kTerms * a.pieces;
+  }
+  __host__ __device__ static std::size_t x_sums_bytes(const Arguments<Weights>& a) {
+    return Weights::kIsPacked ? sizeof(float) * kRows * a.pieces : 0;
+  }
+  __device__ Memory(unsigned char* memory, const Arguments<Weights>& a)
+      : w(memory),
+        x(w + a.stages * Weights::kStageBytes),
+        scales(x + a.pieces * kPieceBytes),
+        norm(scales + a.stages * Weights::kScaleBytes),
+        x_sums(reinterpret_cast<float*>(norm + norm_bytes(a))),
+        rest(reinterpret_cast<Shared<Weights, kRows>*>(norm + norm_bytes(a) + x_sums_bytes(a))) {}
+  static std::size_t bytes(const Arguments<Weights>& a) {
+    return static_cast<std::size_t>(a.stages) * (Weights::kStageBytes + Weights::kScaleBytes) +
+           static_cast<std::size_t>(a.pieces) * kPieceBytes + norm_bytes(a) + x_sums_bytes(a) +
+           sizeof(Shared<Weights, kRows>);
+  }
+};
+
+/// The number of stages that a tile takes.
+template <class Weights>
+__host__ __device__ int stages_of_tile(const Arguments<Weights>& a) {
+  return (a.pieces + Weights::kUnits - 1) / Weights::kUnits;
+}
+
+// Starts all copies. Runs in one thread.
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
+  Shared<Weights, kRows>& s = *m.rest;
+  cuda::arrive_expecting(&s.input_full, a.pieces * kPieceBytes + (kNorm ? static_cast<int>(m.norm_bytes(a)) : 0));
+  if constexpr (kNorm) {
+    cuda::load_bytes(m.norm, a.operands.norm, static_cast<int>(m.norm_bytes(a)), &s.input_full);
+  }
+  const auto load_input = [&] {
+    cuda::wait_for_previous_kernel();
+    for (int piece = 0; piece < a.pieces; ++piece) {
+      cuda::load_tile(m.x + piece * kPieceBytes, &a.operands.x, piece * kTerms, 0, &s.input_full);
+    }
+  };
+  Ring ring{.stages = a.stages};
+  // The number of stages that are still unused: a copy into such a stage need not wait for it to be empty. At 0, x is
+  // loaded next; -1 means that this has been done. One variable instead of two saves a register.
+  int early = a.stages;
+  for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
+    const Place<kSwiglu> place(a.operands, tile);
+    for (int piece = 0; piece < a.pieces; piece += Weights::kUnits, ring.advance()) {
+      if (early > 0) {
+        --early;
+      } else {
+        if (early == 0) {
+          --early;
+          load_input();
+        }
+        cuda::wait(&s.empty[ring.stage], ring.parity ^ 1);
+      }
+      std::uint64_t* const full = &s.full[ring.stage];
+      unsigned char* const to = m.w + ring.stage * Weights::kStageBytes;
+      cuda::arrive_expecting(full, Weights::kCopiedBytes);
+      load_weights<kSwiglu>(to, m.scales + ring.stage * Weights::kScaleBytes, a.operands, place, piece, full);
+    }
+  }
+  if (early >= 0) {
+    load_input();
+  }
+}
+
+// Multiplies x by the norm's weight, and sums the squares of each row. For packed weights, also sums each row of each
+// piece.
+template <class Weights, int kRows, bool kNorm>
+__device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  using T = typename Weights::T;
+  constexpr int kOfPiece = kRows * kPacks;
+  constexpr int kGroups = Shared<Weights, kRows>::kGroups;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int at = thread % kOfPiece;
+  const int row = at / kPacks;
+  const int pack = (at % kPacks) ^ (row % kPacks);  // the one that the swizzle puts there
+  float squares = 0;
+#pragma unroll 4
+  for (int piece = thread / kOfPiece; piece < a.pieces; piece += kGroups) {
+    T* const x = reinterpret_cast<T*>(m.x + piece * Memory<Weights, kRows>::kPieceBytes + at * 16);
+    cuda::Pack<T, kPackTerms> scaled;
+    if constexpr (kNorm) {
+      scaled = scale_pack(x, reinterpret_cast<const T*>(m.norm) + piece * kTerms + pack * kPackTerms, squares);
+    } else {
+      scaled = cuda::load<kPackTerms>(x);
+    }
+    if constexpr (Weights::kIsPacked) {
+      float values[kPackTerms];
+      cuda::unpack(scaled, values);
+      float sum = 0;
+#pragma unroll
+      for (const float value : values) {
+        sum += value;
+      }
+      sum = cuda::sum_lanes<kPacks>(sum);
+      if (thread % kPacks == 0) {
+        m.x_sums[piece * kRows + row] = sum;
+      }
+    }
+  }
+  if constexpr (kNorm) {
+    squares = cuda::sum_lanes<kPacks>(squares);
+    if (thread % kPacks == 0) {
+      m.rest->squares[thread / kOfPiece][row] = squares;
+    }
+  }
+}
+
+template <class T>
+__device__ float2 two_of(const void* data, std::int64_t at) {
+  if (data == nullptr) {
+    return {0, 0};
+  }
+  float values[2];
+  cuda::unpack(cuda::load<2>(static_cast<const T*>(data) + at), values);
+  return {values[0], values[1]};
+}
+
+template <int kRows, bool kNorm, bool kSwiglu, class Weights>
+__device__ void write_out(const Shared<Weights, kRows>& s, const Operands<Weights>& a, const Place<kSwiglu>& place) {
+  using T = typename Weights::T;
+  constexpr int kColumns = pieces::kColumns<kSwiglu>;
+  constexpr int kPairs = kColumns / 2;
+  const Part& part = a.parts[place.part];
+  const auto sums_of = [&](int row, int column) {
+    float2 sum = *reinterpret_cast<const float2*>(&s.sums[0][row][column]);
+#pragma unroll
+    for (int consumer = 1; consumer < Weights::kConsumers; ++consumer) {
+      const float2 part = *reinterpret_cast<const float2*>(&s.sums[consumer][row][column]);
+      sum = {sum.x + part.x, sum.y + part.y};
+    }
+    return sum;
+  };
+  for (int i = thread_now<Weights>(); i < a.rows * kPairs; i += kConsumerThreads<Weights>) {
+    const int row = i / kPairs;
+    const int column = i % kPairs * 2;
+    float factor = 1;
+    if constexpr (kNorm) {
+      float squares = 0;
+#pragma unroll
+      for (int group = 0; group < Shared<Weights, kRows>::kGroups; ++group) {
+        squares += s.squares[group][row];
+      }
+      factor = rsqrtf(squares / static_cast<float>(a.depth) + a.eps);
+    }
+    const int at_part = place.column + column - part.first_column;
+    const std::int64_t at = static_cast<std::int64_t>(row) * a.columns + place.column + column;
+    const float2 residual = two_of<T>(a.residual, at);
+    const float2 bias = two_of<T>(part.bias, at_part);
+    float2 value = sums_of(row, column);
+    value = {value.x * factor + bias.x, value.y * factor + bias.y};
+    if constexpr (kSwiglu) {
+      const float2 up_bias = two_of<T>(a.parts[1].bias, at_part);
+      float2 up = sums_of(row, kColumns + column);
+      up = {up.x * factor + up_bias.x, up.y * factor + up_bias.y};
+      value = {silu(value.x) * up.x, silu(value.y) * up.y};
+    }
+    *reinterpret_cast<std::uint32_t*>(static_cast<T*>(a.y) + at) =
+        cuda::pair_of<T>(value.x + residual.x, value.y + residual.y);
+  }
+}
+
+// Waits for x, and for the previous kernel, which may still read the old contents of y's memory, or write the residual.
+// Then scales x.
+template <class Weights, int kRows, bool kNorm>
+__device__ void prepare_input(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  cuda::wait(&m.rest->input_full, 0);
+  cuda::wait_for_previous_kernel();
+  if constexpr (kNorm || Weights::kIsPacked) {
+    scale<Weights, kRows, kNorm>(m, a);
+    cuda::fence_async_proxy();
+    cuda::barrier_sync(1, kConsumerThreads<Weights>);
+  }
+}
+
+// Adds up the sums of a tile, and writes its columns of y.
+template <int kRows, bool kNorm, bool kSwiglu, class Weights>
+__device__ void finish_tile(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, int tile,
+                            const float (&sums)[kRows / 2]) {
+  Shared<Weights, kRows>& s = *m.rest;
+  store_sums<Weights, kRows>(s.sums[threadIdx.x / kWarpgroup], sums);
+  cuda::barrier_sync(1, kConsumerThreads<Weights>);
+  write_out<kRows, kNorm, kSwiglu>(s, a.operands, Place<kSwiglu>(a.operands, tile));
+  cuda::barrier_sync(1, kConsumerThreads<Weights>);  // all threads have read the sums
+}
+
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
+  using T = typename Weights::T;
+  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
+  Shared<Weights, kRows>& s = *m.rest;
+  const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
+  prepare_input<Weights, kRows, kNorm>(m, a);
+  Ring ring{.stages = a.stages};
+  for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
+    float sums[kRows / 2];
+#pragma unroll
+    for (float& sum : sums) {
+      sum = 0;
+    }
+    cuda::pin(sums);
+    int last = -1;
+    for (int piece = 0; piece < a.pieces; ++piece, ring.advance()) {
+      if (piece % Weights::kConsumers != consumer) {
+        continue;
+      }
+      cuda::wait(&s.full[ring.stage], ring.parity);
+      multiply_piece<T, kRows>(sums, m.w + ring.stage * Weights::kStageBytes, m.x + piece * kPieceBytes, true);
+      if (last >= 0) {
+        cuda::wait_products<1>();
+        release(&s.empty[last]);
+      }
+      last = ring.stage;
+    }
+    cuda::wait_products<0>();
+    cuda::pin(sums);
+    if (last >= 0) {
+      release(&s.empty[last]);
+    }
+    finish_tile<kRows, kNorm, kSwiglu>(m, a, tile, sums);
+  }
+}
+
+// A warpgroup's products with a packed weight. A piece is converted while the previous one is multiplied; the first two
+// are converted before x has arrived. Stages are dealt out round-robin over all tiles, so that each stage always
+// belongs to the same warpgroup.
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+class PackedConsumer {
+  using T = typename Weights::T;
+  using Fragment = typename Weights::Fragment;
+
+ public:
+  __device__ PackedConsumer(const Memory<Weights, kRows>& m, const Arguments<Weights>& a)
+      : m_(m),
+        a_(a),
+        reader_(static_cast<int>(threadIdx.x) % kWarpgroup),
+        consumer_(static_cast<int>(threadIdx.x) / kWarpgroup),
+        ring_{.stages = a.stages} {
+    const int tiles = a.tiles_of_block + (static_cast<int>(blockIdx.x) < a.longer_blocks ? 1 : 0);
+    left_ = (tiles * stages_of_tile(a) - consumer_ + Weights::kConsumers - 1) / Weights::kConsumers;
+    for (int i = 0; i < consumer_; ++i) {
+      ring_.advance();
+    }
+  }
+
+  __device__ void run() {
+    bool ahead = left_ > 0;  // whether the stage's second piece is loaded
+    if (ahead) {
+      load_first();
+      load_second();
+    }
+    prepare_input<Weights, kRows, kNorm>(m_, a_);
+    const int of_tile = stages_of_tile(a_);
+    int stage = consumer_;  // within the tile
+    for (int tile = static_cast<int>(blockIdx.x); tile < a_.tiles; tile += static_cast<int>(gridDim.x)) {
+#pragma unroll
+      for (float& sum : sums_) {
+        sum = 0;
+      }
+      for (; stage < of_tile; stage += Weights::kConsumers) {
+        const int piece = stage * kUnits;
+        start(first_, piece);
+        if (!ahead) {
+          load_second();
+        }
+        ahead = false;
+        end(first_, piece);
+        if (piece + 1 < a_.pieces) {
+          start(second_, piece + 1);
+          load_first();
+          end(second_, piece + 1);
+        } else {
+          load_first();
+        }
+      }
+      stage -= of_tile;
+      finish_tile<kRows, kNorm, kSwiglu>(m_, a_, tile, sums_);
+    }
+  }
+
+ private:
+  __device__ void load(Fragment& f, int unit) {
+    reader_.load(f, m_.w + ring_.stage * Weights::kStageBytes, m_.scales + ring_.stage * Weights::kScaleBytes, unit,
+                 a_.operands.scales.group_shift);
+  }
+  __device__ void load_first() {
+    if (left_ > 0) {
+      cuda::wait(&m_.rest->full[ring_.stage], ring_.parity);
+      load(first_, 0);
+    }
+  }
+  __device__ void load_second() {
+    load(second_, 1);
+    __syncwarp();
+    release(&m_.rest->empty[ring_.stage]);
+    --left_;
+#pragma unroll
+    for (int i = 0; i < Weights::kConsumers; ++i) {
+      ring_.advance();
+    }
+  }
+  __device__ void start(Fragment& f, int piece) {
+    f.pin();
+    cuda::begin_products();
+    multiply_pairs<T, kRows>(of_piece_, f, m_.x + piece * Memory<Weights, kRows>::kPieceBytes);
+    cuda::commit_products();
+  }
+  __device__ void end(Fragment& f, int piece) {
+    cuda::wait_products<0>();
+    f.pin();
+    cuda::pin(of_piece_);
+    const float* const x = m_.x_sums + piece * kRows + threadIdx.x % 4 * 2;
+    f.add(sums_, of_piece_, [&](int j) { return *reinterpret_cast<const float2*>(x + 8 * j); });
+  }
+
+  const Memory<Weights, kRows>& m_;
+  const Arguments<Weights>& a_;
+  typename Weights::template Reader<kSwiglu> reader_;
+  int consumer_;
+  Ring ring_;
+  int left_;  // the number of stages that this warpgroup has not read yet
+  Fragment first_;
+  Fragment second_;
+  float sums_[kRows / 2];
+  float of_piece_[kRows / 2] = {};
+};
+
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+__global__ void __launch_bounds__(kThreads<Weights>, 1)
+    decode_linear_wide_kernel(const __grid_constant__ Arguments<Weights> a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Memory<Weights, kRows> m(memory, a);
+  if (threadIdx.x == kConsumerThreads<Weights>) {
+    for (int stage = 0; stage < a.stages; ++stage) {
+      cuda::init_barrier(&m.rest->full[stage], 1);
+      cuda::init_barrier(&m.rest->empty[stage], kWarpgroup / kWarp);
+    }
+    cuda::init_barrier(&m.rest->input_full, 1);
+    cuda::publish_barriers();
+  }
+  cuda::allow_dependents();
+  __syncthreads();
+  if (threadIdx.x >= kConsumerThreads<Weights>) {
+    if (threadIdx.x == kConsumerThreads<Weights>) {
+      produce<Weights, kRows, kNorm, kSwiglu>(m, a);
+    }
+    __syncwarp();
+  } else if constexpr (Weights::kIsPacked) {
+    PackedConsumer<Weights, kRows, kNorm, kSwiglu>(m, a).run();
+  } else {
+    consume_floats<Weights, kRows, kNorm, kSwiglu>(m, a);
+  }
+#endif
+}
+
+template <class Weights, int kRows, bool kNorm, bool kSwiglu>
+void launch(const DecodeLinearArgs& args) {
+  constexpr std::size_t kMemory = 227 << 10;
+  constexpr int kStageBytes = Weights::kStageBytes + Weights::kScaleBytes;
+  Arguments<Weights> a{.operands = operands_of<Weights, kRows, kSwiglu>(args),
+                       .pieces = static_cast<int>(args.x.size(1)) / kTerms,
+                       .tiles = static_cast<int>(args.y.size(1)) / kColumns<kSwiglu>,
+                       .stages = 0,
+                       .tiles_of_block = 0,
+                       .longer_blocks = 0};
+  const int blocks = std::min(a.tiles, cuda::multiprocessor_count());
+  a.tiles_of_block = a.tiles / blocks;
+  a.longer_blocks = a.tiles % blocks;
+  const int of_block = (a.tiles + blocks - 1) / blocks * stages_of_tile(a);
+  const int most = blocks < a.tiles ? kMostStages : kBytesOfOneTile<Weights> / kStageBytes;
+  const int fitting = static_cast<int>((kMemory - Memory<Weights, kRows>::bytes(a)) / kStageBytes);
+  a.stages = std::min({most, of_block, fitting});
+  if (a.stages < of_block) {
+    a.stages -= a.stages % Weights::kConsumers;  // so that a stage belongs to one warpgroup during a tile
+  }
+  cuda::Launch(static_cast<unsigned>(blocks), kThreads<Weights>, Memory<Weights, kRows>::bytes(a))
+      .dependent()
+      .run(decode_linear_wide_kernel<Weights, kRows, kNorm, kSwiglu>, "decode_linear_wide_kernel", a);
+}
+
+int rows_of(std::int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : 32; }
+
+}  // namespace
+
+}  // namespace wide
+
+bool can_decode_linear_wide(Cuda, const Tensor& x) {
+  return cuda::device_has_wgmma() && x.size(0) <= kMostDecodeRows &&
+         wide::rows_of(x.size(0)) * x.size(1) * 2 <= wide::kMostInput;
+}
+
+void decode_linear_wide(Cuda, const DecodeLinearArgs& args) {
+  using namespace wide;
+  on_dtype(Types<Float16, BFloat16>{}, args.x.dtype(), "decode_linear", [&]<class T>() {
+    on_weights<T, kUnits>(args.weights[0], [&]<class Weights>() {
+      on_options(args.options, [&]<bool kNorm, bool kSwiglu>() {
+        const int rows = rows_of(args.x.size(0));
+        if constexpr (Weights::kTakesFewRows) {
+          if constexpr (!kSwiglu) {  // the head
+            if (rows == 8) {
+              return launch<Weights, 8, kNorm, kSwiglu>(args);
+            }
+          }
+          if (rows <= 16) {
+            return launch<Weights, 16, kNorm, kSwiglu>(args);
+          }
+        }
+        launch<Weights, 32, kNorm, kSwiglu>(args);
+      });
+    });
+  });
+}
+
+}  // namespace mica::kernels

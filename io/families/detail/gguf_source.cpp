@@ -1,0 +1,40 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <mica/core/check.h>
+#include <mica/io/families/detail/gguf_source.h>
+
+namespace mica::io::detail {
+
+GgufSource::GgufSource(const InputFile& file, const GgufHeader& header, std::string what)
+    : GgufEntries(header.metadata, std::move(what)),
+      file_(file),
+      header_(header),
+      prefix_(text("general.architecture") + ".") {}
+
+void GgufSource::require(const char* name, double expected) const {
+  const std::optional<double> value = number(key(name));
+  check(!value || *value == expected, "{}: mica's models need \"{}\" to be {}, got {}", what(), key(name), expected,
+        value.value_or(0));
+}
+
+const GgufTensor* GgufSource::tensor(std::string_view name) const {
+  const auto at = std::find_if(header_.tensors.begin(), header_.tensors.end(),
+                               [&](const GgufTensor& tensor) { return tensor.name == name; });
+  return at == header_.tensors.end() ? nullptr : &*at;
+}
+
+std::vector<float> GgufSource::floats(const GgufTensor& tensor) const {
+  std::vector<float> values(tensor.bytes / sizeof(float));
+  file_.read(values.data(), tensor.bytes, tensor.begin);
+  return values;
+}
+
+std::int64_t GgufSource::vocabulary() const {
+  const GgufTensor* const embedding = tensor(kGgufEmbedding);
+  check(embedding != nullptr && embedding->shape.size() == 2, "{}: it has no matrix \"{}\"", what(), kGgufEmbedding);
+  return embedding->shape[0];
+}
+
+}  // namespace mica::io::detail

@@ -1,0 +1,163 @@
+#include <array>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <mica/core/check.h>
+#include <mica/io/families/detail/rotary_entries.h>
+
+namespace mica::io::detail {
+
+namespace {
+
+constexpr double kLeastTheta = 1.000001;
+
+constexpr std::array<std::pair<std::string_view, nn::RotaryScaling>, 7> kScalings{{
+    {"default", nn::RotaryScaling::none},
+    {"linear", nn::RotaryScaling::linear},
+    {"dynamic", nn::RotaryScaling::dynamic},
+    {"yarn", nn::RotaryScaling::yarn},
+    {"llama3", nn::RotaryScaling::llama3},
+    {"longrope", nn::RotaryScaling::longrope},
+    {"su", nn::RotaryScaling::longrope},  // its first name
+}};
+
+}  // namespace
+
+// transformers 5 writes rope_parameters, with rope_theta in it; older versions write rope_theta and rope_scaling. If
+// both are there, transformers 5 takes rope_scaling.
+nn::RotaryConfig rotary_config(const ConfigEntries& c, std::int64_t context, std::int64_t head_width,
+                               double default_theta) {
+  const std::optional<ConfigEntries> older = c.nested("rope_scaling"), newer = c.nested("rope_parameters");
+  const std::optional<ConfigEntries>& parameters = older.has_value() && !older->is_empty() ? older : newer;
+  nn::RotaryConfig result{.theta = c.number("rope_theta", kLeastTheta, default_theta)};
+  for (const std::optional<ConfigEntries>& entries : {std::optional(c), parameters}) {
+    if (entries.has_value() && entries->number("partial_rotary_factor", 0, 1.0) != 1) {
+      entries->refuse("partial_rotary_factor", "1: mica rotates whole heads");
+    }
+  }
+  if (!parameters.has_value()) {
+    return result;
+  }
+  const ConfigEntries& p = *parameters;
+  p.refuse_nested("one rotary embedding for all kinds of layers: mica has no other");
+  result.theta = p.number("rope_theta", kLeastTheta, result.theta);
+  result.scaling = p.choice(p.has("rope_type") || !p.has("type") ? "rope_type" : "type", "default", kScalings);
+  if (result.scaling == nn::RotaryScaling::none) {
+    return result;
+  }
+  using nn::RotaryScaling;
+  constexpr double kLeast = 1e-6;
+  const bool is_yarn = result.scaling == RotaryScaling::yarn, is_longrope = result.scaling == RotaryScaling::longrope;
+  // Dynamic scaling starts from max_position_embeddings, even if there is original_max_position_embeddings. The others
+  // prefer the entry outside the object, where Phi-3 has it.
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  const bool has_context = is_yarn || is_longrope || result.scaling == RotaryScaling::llama3;
+  result.original_context =
+      has_context ? (c.has(kOriginal) ? c : p).count(kOriginal, 1, kMostPositions, context) : context;
+  result.factor = (is_yarn || is_longrope) && !p.has("factor")
+                      ? static_cast<double>(context) / static_cast<double>(result.original_context)
+                      : p.number("factor", kLeast);
+  if (result.scaling == RotaryScaling::llama3) {
+    result.low_frequency_factor = p.number("low_freq_factor", kLeast);
+    result.high_frequency_factor = p.number("high_freq_factor", kLeast);
+    if (result.high_frequency_factor <= result.low_frequency_factor) {
+      p.refuse("high_freq_factor", fmt::format("more than \"low_freq_factor\", {}", result.low_frequency_factor));
+    }
+  }
+  if ((is_yarn || is_longrope) && p.has("attention_factor")) {
+    result.attention_factor = p.number("attention_factor", 0);
+  }
+  if (is_longrope) {
+    result.short_factors = p.numbers("short_factor", head_width / 2);
+    result.long_factors = p.numbers("long_factor", head_width / 2);
+    if (result.factor > 1 && result.original_context == 1 && !result.attention_factor.has_value()) {
+      (c.has(kOriginal) ? c : p).refuse(kOriginal, "more than 1, by whose logarithm attention is scaled");
+    }
+  }
+  if (is_yarn) {
+    const auto beta = [&](const char* name, double absent) {  // 0 counts as absent, too
+      const double value = p.number(name, 0, absent);
+      return value == 0 ? absent : value;
+    };
+    result.beta_fast = beta("beta_fast", 32.0);
+    result.beta_slow = beta("beta_slow", 1.0);
+    if (result.beta_fast < result.beta_slow) {
+      p.refuse("beta_fast", fmt::format("at least \"beta_slow\", {}", result.beta_slow));
+    }
+    result.truncate = p.flag("truncate", true);
+    const auto scale_for = [&](double m) { return result.factor <= 1 ? 1 : 0.1 * m * std::log(result.factor) + 1; };
+    const double mscale = p.number("mscale", 0, 0.0), all = p.number("mscale_all_dim", 0, 0.0);
+    if (!result.attention_factor.has_value() && mscale != 0 && all != 0) {
+      result.attention_factor = scale_for(mscale) / scale_for(all);
+    }
+  }
+  return result;
+}
+
+void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& c) {
+  JsonValue::Object scaling{{"rope_type", json(name_of(c.scaling, kScalings))}};
+  using nn::RotaryScaling;
+  if (c.scaling != RotaryScaling::none) {
+    scaling["factor"] = json(c.factor);
+  }
+  const bool is_longrope = c.scaling == RotaryScaling::longrope;
+  if (c.scaling == RotaryScaling::yarn || c.scaling == RotaryScaling::llama3 || is_longrope) {
+    scaling["original_max_position_embeddings"] = json(c.original_context);
+  }
+  if (c.scaling == RotaryScaling::llama3) {
+    scaling["low_freq_factor"] = json(c.low_frequency_factor);
+    scaling["high_freq_factor"] = json(c.high_frequency_factor);
+  }
+  if (c.scaling == RotaryScaling::yarn) {
+    scaling["beta_fast"] = json(c.beta_fast);
+    scaling["beta_slow"] = json(c.beta_slow);
+    scaling["truncate"] = json(c.truncate);
+  }
+  if (is_longrope) {
+    scaling["short_factor"] = json_list(c.short_factors);
+    scaling["long_factor"] = json_list(c.long_factors);
+  }
+  if ((c.scaling == RotaryScaling::yarn || is_longrope) && c.attention_factor.has_value()) {
+    scaling["attention_factor"] = json(*c.attention_factor);
+  }
+  entries["rope_theta"] = json(c.theta);
+  entries["rope_scaling"] = c.scaling == RotaryScaling::none ? JsonValue{} : JsonValue{scaling};
+  scaling["rope_theta"] = json(c.theta);
+  entries["rope_parameters"] = {scaling};
+}
+
+JsonValue::Object gguf_rotary_entries(const GgufSource& source) {
+  JsonValue::Object rotary{{"rope_theta", {source.number(source.key("rope.freq_base")).value_or(10000)}}};
+  // As llama.cpp reads them: the type is linear if it is missing, the factor has an older name, too, and 0 stands
+  // for 1.
+  std::string type = "linear";
+  if (source.has(source.key("rope.scaling.type"))) {
+    type = source.text(source.key("rope.scaling.type"));
+  }
+  check(type == "none" || type == "linear" || type == "yarn",
+        "{}: expected \"{}\" to be none, linear or yarn, got \"{}\"", source.what(), source.key("rope.scaling.type"),
+        type);
+  std::optional<double> factor = source.number(source.key("rope.scaling.factor"));
+  if (!factor) {
+    factor = source.number(source.key("rope.scale_linear"));
+  }
+  if (factor.value_or(0) == 0) {
+    factor = 1;
+  }
+  if (type == "linear" && *factor == 1) {
+    type = "none";
+  }
+  rotary["rope_type"] = {type == "none" ? "default" : type};
+  if (type != "none") {
+    rotary["factor"] = {*factor};
+    if (const auto original = source.integer(source.key("rope.scaling.original_context_length"))) {
+      rotary["original_max_position_embeddings"] = {*original};
+    }
+  }
+  return rotary;
+}
+
+}  // namespace mica::io::detail

@@ -1,0 +1,401 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <mica/core/check.h>
+#include <mica/core/creation.h>
+#include <mica/io/families/detail/family.h>
+#include <mica/io/families/detail/rotary_entries.h>
+#include <mica/ops/view/view.h>
+
+// Llama, Mistral, SmolLM and Qwen 2 to 3.
+
+namespace mica::io::detail {
+
+namespace {
+
+// Attention in windows, which mica does not have. What counts if an entry is missing is transformers' default.
+void refuse_windows(const ConfigEntries& c, const std::string& type, std::int64_t layers) {
+  const std::string window = "sliding_window", expected = "null: mica has no attention in windows";
+  if (c.has("layer_types")) {
+    const auto* const kinds = c.find("layer_types")->as<JsonValue::Array>();
+    const auto is_full = [](const JsonValue& kind) {
+      return kind.as<std::string>() != nullptr && *kind.as<std::string>() == "full_attention";
+    };
+    if (kinds == nullptr || static_cast<std::int64_t>(kinds->size()) != layers ||
+        !std::all_of(kinds->begin(), kinds->end(), is_full)) {
+      c.refuse("layer_types", fmt::format("\"full_attention\" {} times: mica has no other", layers));
+    }
+  }
+  // A window is in use in Mistral's configurations if it is given or missing, and in those of Qwen and SmolLM if it is
+  // asked for too.
+  if (type == "mistral") {
+    if (c.has(window) || !c.has_key(window)) {
+      c.refuse(window, expected);
+    }
+  } else if (type != "llama" && c.flag("use_sliding_window", false)) {
+    if (c.has(window) || (type != "smollm3" && !c.has_key(window))) {
+      c.refuse(window, expected);
+    }
+  }
+}
+
+// Which layers of SmolLM 3 have rotary embeddings.
+std::vector<bool> rotated_layers(const ConfigEntries& c, std::int64_t layers) {
+  std::vector<bool> result;
+  const std::int64_t interval = c.count("no_rope_layer_interval", 1, kMostLayers, 4);
+  const JsonValue* const flags = c.find("no_rope_layers");
+  if (flags == nullptr) {
+    for (std::int64_t i = 1; i <= layers; ++i) {
+      result.push_back(i % interval != 0);
+    }
+    return result;
+  }
+  // There may be more of them than layers.
+  const auto* const list = flags->as<JsonValue::Array>();
+  const std::int64_t count = list == nullptr ? 0 : std::min(static_cast<std::int64_t>(list->size()), layers);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto* const number = (*list)[static_cast<std::size_t>(i)].as<std::int64_t>();
+    if (number != nullptr && (*number == 0 || *number == 1)) {
+      result.push_back(*number == 1);
+    }
+  }
+  if (list == nullptr || static_cast<std::int64_t>(result.size()) != layers) {
+    c.refuse("no_rope_layers", fmt::format("1 (rotary embeddings) or 0 (none) for each of the {} layers", layers));
+  }
+  return result;
+}
+
+nn::LlamaConfig llama_config(const ConfigEntries& c, const std::string& type) {
+  nn::LlamaConfig result{.vocab = c.count("vocab_size", 1, kMostTokens),
+                         .context = c.count("max_position_embeddings", 1, kMostPositions),
+                         .layers = c.count("num_hidden_layers", 0, kMostLayers),
+                         .heads = c.count("num_attention_heads", 1, kMostHeads),
+                         .width = c.count("hidden_size", 1, kWidest),
+                         .hidden = c.count("intermediate_size", 1, 16 * kWidest),
+                         .norm_eps = c.number("rms_norm_eps", 0, 1e-6),
+                         .rotary = {},
+                         .rotated_layers = {},
+                         .tied_head = c.flag("tie_word_embeddings", type == "smollm3")};
+  result.key_heads = c.count("num_key_value_heads", 1, kMostHeads, result.heads);
+  if (result.heads % result.key_heads != 0) {
+    c.refuse("num_key_value_heads", fmt::format("a divisor of \"num_attention_heads\", {}", result.heads));
+  }
+  if (type == "qwen3") {
+    result.head_width = c.count("head_dim", 2, kWidestHead, 128);
+  } else if (c.has("head_dim")) {
+    result.head_width = c.count("head_dim", 2, kWidestHead);
+  } else {
+    c.require_divisor("num_attention_heads", result.heads, "hidden_size", result.width);
+    result.head_width = result.width / result.heads;
+  }
+  if (result.head_width % 2 != 0 || result.head_width > kWidestHead) {
+    c.refuse("head_dim",
+             fmt::format("an even number up to {} (or hidden_size / num_attention_heads to be one)", kWidestHead));
+  }
+  result.rotary = rotary_config(c, result.context, result.head_width, type == "smollm3" ? 2e6 : 1e4);
+  result.dropout = c.probability("attention_dropout", 0);
+  c.require_text("hidden_act", "silu");
+  c.require_flag("is_causal", true);
+  if (type == "llama" || type == "qwen3" || type == "smollm3") {
+    result.qkv_bias = result.output_bias = c.flag("attention_bias", false);
+  } else if (type == "qwen2") {
+    result.qkv_bias = true;
+  }
+  result.mlp_bias = (type == "llama" || type == "smollm3") && c.flag("mlp_bias", false);
+  result.qk_norm = type == "qwen3";
+  if (type == "smollm3") {
+    result.rotated_layers = rotated_layers(c, result.layers);
+  }
+  refuse_windows(c, type, result.layers);
+  return result;
+}
+
+JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
+  const char* type = "llama";
+  const char* model = "LlamaForCausalLM";
+  if (c.qk_norm) {
+    type = "qwen3";
+    model = "Qwen3ForCausalLM";
+  } else if (c.qkv_bias && !c.output_bias) {
+    type = "qwen2";
+    model = "Qwen2ForCausalLM";
+  }
+  const bool is_qwen2 = std::string_view(type) == "qwen2";
+  check((is_qwen2 || c.qkv_bias == c.output_bias) && (!c.mlp_bias || std::string_view(type) == "llama"),
+        "save_pretrained: transformers has no model with these biases");
+  const bool is_smollm3 = !c.rotated_layers.empty();
+  if (is_smollm3) {
+    check(std::string_view(type) == "llama",
+          "save_pretrained: transformers has no Qwen with layers without rotary embeddings");
+    type = "smollm3";
+    model = "SmolLM3ForCausalLM";
+  }
+  check(
+      c.rotary.scaling != nn::RotaryScaling::dynamic || c.rotary.original_context == c.context,
+      "save_pretrained: transformers has no dynamic scaling from an original context of {} other than the context, {}",
+      c.rotary.original_context, c.context);
+  JsonValue::Object entries{{"model_type", json(std::string(type))},
+                            {"architectures", json_list(model)},
+                            {"vocab_size", json(c.vocab)},
+                            {"max_position_embeddings", json(c.context)},
+                            {"num_hidden_layers", json(c.layers)},
+                            {"num_attention_heads", json(c.heads)},
+                            {"num_key_value_heads", json(c.key_heads)},
+                            {"head_dim", json(c.head_width > 0 ? c.head_width : c.width / c.heads)},
+                            {"hidden_size", json(c.width)},
+                            {"intermediate_size", json(c.hidden)},
+                            {"hidden_act", json(std::string("silu"))},
+                            {"rms_norm_eps", json(c.norm_eps)},
+                            {"attention_dropout", json(c.dropout)},
+                            {"tie_word_embeddings", json(c.tied_head)},
+                            {"use_sliding_window", json(false)},
+                            {"sliding_window", {}},
+                            {"bos_token_id", {}},
+                            {"eos_token_id", {}}};
+  if (!is_qwen2) {
+    entries["attention_bias"] = json(c.qkv_bias);
+  }
+  if (is_smollm3) {
+    entries["pad_token_id"] = {};  // transformers' default is a token that smaller vocabularies do not have
+    entries["no_rope_layers"] = json_list(std::vector<std::int64_t>(c.rotated_layers.begin(), c.rotated_layers.end()));
+  }
+  if (is_smollm3 || std::string_view(type) == "llama") {
+    entries["mlp_bias"] = json(c.mlp_bias);
+  }
+  add_rotary_entries(entries, c.rotary);
+  return entries;
+}
+
+std::int64_t llama_parameters(const nn::LlamaConfig& c) {
+  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  const std::int64_t queries = c.heads * head_width, keys = c.key_heads * head_width;
+  const std::int64_t block = 2 * c.width * (queries + keys) + (c.qkv_bias ? queries + 2 * keys : 0) +
+                             (c.output_bias ? c.width : 0) + (c.qk_norm ? 2 * head_width : 0) + 3 * c.width * c.hidden +
+                             (c.mlp_bias ? 2 * c.hidden + c.width : 0) + 2 * c.width;
+  return (c.tied_head ? 1 : 2) * c.vocab * c.width + c.layers * block + c.width;
+}
+
+// The divisors of the rotary frequencies: llama.cpp's metadata cannot describe Llama 3.1's scaling.
+constexpr const char* kFrequencyDivisors = "rope_freqs.weight";
+// Of longrope. llama.cpp chooses between them by the size of its context, not by the length of the text.
+constexpr std::array<const char*, 2> kLongropeFactors{"rope_factors_long.weight", "rope_factors_short.weight"};
+
+/// Llama 3.1 and later: the parameters that give these divisors. The models differ only in the factor, which is the
+/// divisor of the lowest frequencies.
+nn::RotaryConfig with_divisors(nn::RotaryConfig rotary, std::int64_t head_width, const std::vector<float>& divisors,
+                               const std::string& what) {
+  const std::vector<float> plain = nn::rotary_frequencies(head_width, rotary);
+  check(rotary.scaling == nn::RotaryScaling::none && divisors.size() == plain.size(),
+        "{}: \"{}\" has {} elements for {} frequencies, or the metadata ask for another scaling, too", what,
+        kFrequencyDivisors, divisors.size(), plain.size());
+  rotary.low_frequency_factor = 1;
+  rotary.high_frequency_factor = 4;
+  rotary.original_context = 8192;
+  // The turns of the lowest frequency. In a narrow head, even that frequency may be divided by less than the factor, or
+  // not at all.
+  const double turns = static_cast<double>(rotary.original_context) * plain.back() / (2 * std::numbers::pi);
+  const double kept = std::clamp((turns - 1) / (4 - 1), 0.0, 1.0);
+  rotary.scaling = nn::RotaryScaling::llama3;
+  rotary.factor = kept < 1 ? (1 - kept) / (1 / static_cast<double>(divisors.back()) - kept) : 1;
+  bool same = rotary.factor > 0 && std::isfinite(rotary.factor);
+  if (same) {
+    const std::vector<float> scaled = nn::rotary_frequencies(head_width, rotary);
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      same = same && std::abs(plain[i] / divisors[i] - scaled[i]) <= 1e-4 * scaled[i];
+    }
+  }
+  check(same, "{}: \"{}\" is not Llama 3's scaling of an original context of 8192", what, kFrequencyDivisors);
+  return rotary;
+}
+
+nn::LlamaConfig llama_config_of_gguf(const GgufSource& source) {
+  const std::string& what = source.what();
+  const std::string architecture = source.architecture();
+  for (const char* const name : {"expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv",
+                                 "attention.max_alibi_bias", "attn_logit_softcapping", "final_logit_softcapping",
+                                 "rope.scaling.yarn_log_multiplier"}) {
+    source.require(name, 0);
+  }
+  for (const char* const name :
+       {"embedding_scale", "residual_scale", "logit_scale", "rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_slow"}) {
+    source.require(name, 1);
+  }
+  source.require("rope.scaling.yarn_beta_fast", 32);
+  const bool* const causal = source.find<bool>(source.key("attention.causal"), "a truth value");
+  check(causal == nullptr || *causal, "{}: mica's models need \"{}\" to be true", what, source.key("attention.causal"));
+  for (const char* const name : kLongropeFactors) {
+    check(source.tensor(name) == nullptr, "{}: it has \"{}\", and mica reads longrope scaling from config.json only",
+          what, name);
+  }
+  const std::int64_t width = source.count("embedding_length"), heads = source.count("attention.head_count");
+  JsonValue::Object json{
+      {"model_type", {architecture}},
+      {"vocab_size", {source.vocabulary()}},
+      {"max_position_embeddings", {source.count("context_length")}},
+      {"num_hidden_layers", {source.count("block_count")}},
+      {"num_attention_heads", {heads}},
+      {"num_key_value_heads", {source.integer(source.key("attention.head_count_kv")).value_or(heads)}},
+      {"hidden_size", {width}},
+      {"intermediate_size", {source.count("feed_forward_length")}},
+      {"hidden_act", {"silu"}},
+      {"rms_norm_eps", {source.real("attention.layer_norm_rms_epsilon")}},
+      {"tie_word_embeddings", {source.tensor(kGgufHead) == nullptr}},
+      {"attention_bias", {architecture != "qwen2" && source.tensor("blk.0.attn_q.bias") != nullptr}},
+      {"mlp_bias", {source.tensor("blk.0.ffn_gate.bias") != nullptr}},
+      {"rope_parameters", {gguf_rotary_entries(source)}}};
+  if (const auto head_width = source.integer(source.key("attention.key_length"))) {
+    json["head_dim"] = {*head_width};
+    source.require("attention.value_length", static_cast<double>(*head_width));
+  } else if (heads > 0 && width % heads == 0) {
+    json["head_dim"] = {width / heads};
+  }
+  nn::LlamaConfig config = llama_config(ConfigEntries({json}, what + ": as a config.json"), architecture);
+  source.require("rope.dimension_count", static_cast<double>(config.head_width));
+  if (const GgufTensor* const divisors = source.tensor(kFrequencyDivisors)) {
+    check(divisors->type == GgufType::f32 && divisors->bytes <= 4 * static_cast<std::uint64_t>(config.head_width),
+          "{}: expected \"{}\" to be float32 and as long as half a head", what, kFrequencyDivisors);
+    config.rotary = with_divisors(config.rotary, config.head_width, source.floats(*divisors), what);
+  }
+  return config;
+}
+
+std::string llama_architecture(const nn::LlamaConfig& c) {
+  return c.qk_norm ? "qwen3" : c.qkv_bias && !c.output_bias ? "qwen2" : "llama";
+}
+
+/// For the architecture llama, llama.cpp rotates neighboring elements of a head, (0, 1), (2, 3), …, while Hugging Face
+/// rotates elements half a head apart. So the rows of q and k are reordered, from halves (heads, 2, D/2) to pairs
+/// (heads, D/2, 2) or back. Qwen's rows keep their order.
+Tensor reordered_rows(const nn::LlamaConfig& c, std::string_view architecture, std::string_view name, const Tensor& x,
+                      bool to_pairs) {
+  const bool is_key = name.find(".k_proj.") != std::string::npos;
+  const std::int64_t heads = is_key ? c.key_heads : c.heads;
+  // No model has q or k of another shape; these are rejected later.
+  if (architecture != "llama" || (!is_key && name.find(".q_proj.") == std::string::npos) || x.dim() < 1 ||
+      x.dim() > 2 || x.size(0) % (2 * heads) != 0) {
+    return x;
+  }
+  const std::int64_t half = x.size(0) / heads / 2, columns = x.dim() == 2 ? x.size(1) : 1;
+  const Shape apart = to_pairs ? Shape{heads, 2, half, columns} : Shape{heads, half, 2, columns};
+  return reshape(transpose(reshape(x, apart), 1, 2), x.shape());
+}
+
+GgufMetadata llama_gguf(const nn::LlamaConfig& c) {
+  using nn::RotaryScaling;
+  const std::string architecture = llama_architecture(c);
+  check(c.rotary.scaling != RotaryScaling::dynamic, "save_gguf: llama.cpp has no dynamic scaling of rotary embeddings");
+  check(
+      c.rotary.scaling != RotaryScaling::longrope,
+      "save_gguf: llama.cpp chooses longrope's factors by the size of its context, and not by the length of the text");
+  check(std::find(c.rotated_layers.begin(), c.rotated_layers.end(), false) == c.rotated_layers.end(),
+        "save_gguf: the architecture llama has rotary embeddings in all layers");
+  const nn::RotaryConfig usual{.scaling = RotaryScaling::yarn, .factor = c.rotary.factor};
+  check(c.rotary.scaling != RotaryScaling::yarn ||
+            (c.rotary.beta_fast == usual.beta_fast && c.rotary.beta_slow == usual.beta_slow && c.rotary.truncate &&
+             nn::rotary_scale(c.rotary) == nn::rotary_scale(usual)),
+        "save_gguf: expected yarn scaling with its usual parameters: beta_fast 32, beta_slow 1, truncate, and no "
+        "attention "
+        "factor");
+  check(c.rotary.scaling != RotaryScaling::llama3 ||
+            (c.rotary.low_frequency_factor == 1 && c.rotary.high_frequency_factor == 4 &&
+             c.rotary.original_context == 8192),
+        "save_gguf: expected Llama 3's scaling with its usual parameters 1, 4 and 8192");
+  const auto key = [&](const char* name) { return architecture + "." + name; };
+  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
+  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  GgufMetadata metadata{{"general.architecture", architecture},
+                        {key("vocab_size"), count(c.vocab)},
+                        {key("context_length"), count(c.context)},
+                        {key("block_count"), count(c.layers)},
+                        {key("embedding_length"), count(c.width)},
+                        {key("feed_forward_length"), count(c.hidden)},
+                        {key("attention.head_count"), count(c.heads)},
+                        {key("attention.head_count_kv"), count(c.key_heads)},
+                        {key("attention.key_length"), count(head_width)},
+                        {key("attention.value_length"), count(head_width)},
+                        {key("attention.layer_norm_rms_epsilon"), static_cast<float>(c.norm_eps)},
+                        {key("rope.dimension_count"), count(head_width)},
+                        {key("rope.freq_base"), static_cast<float>(c.rotary.theta)}};
+  if (c.rotary.scaling == RotaryScaling::linear || c.rotary.scaling == RotaryScaling::yarn) {
+    const bool is_yarn = c.rotary.scaling == RotaryScaling::yarn;
+    metadata[key("rope.scaling.type")] = std::string(is_yarn ? "yarn" : "linear");
+    metadata[key("rope.scaling.factor")] = static_cast<float>(c.rotary.factor);
+    if (is_yarn) {
+      metadata[key("rope.scaling.original_context_length")] = count(c.rotary.original_context);
+    }
+  }
+  return metadata;
+}
+
+/// Llama 3's scaling as a tensor of divisors.
+StateDict frequency_divisors(const nn::LlamaConfig& c) {
+  if (c.rotary.scaling != nn::RotaryScaling::llama3) {
+    return {};
+  }
+  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  nn::RotaryConfig plain = c.rotary;
+  plain.scaling = nn::RotaryScaling::none;
+  std::vector<float> divisors = nn::rotary_frequencies(head_width, plain);
+  const std::vector<float> scaled = nn::rotary_frequencies(head_width, c.rotary);
+  for (std::size_t i = 0; i < divisors.size(); ++i) {
+    divisors[i] /= scaled[i];
+  }
+  return {{kFrequencyDivisors, from_data(divisors, {head_width / 2})}};
+}
+
+bool has_tied_llama_head(const nn::LlamaConfig& c) { return c.tied_head; }
+
+constexpr std::array<std::string_view, 5> kLlamaTypes{"llama", "mistral", "qwen2", "qwen3", "smollm3"};
+constexpr std::array<std::string_view, 3> kLlamaArchitectures{"llama", "qwen2", "qwen3"};
+constexpr std::array<std::string_view, 1> kLlamaObsolete{".rotary_emb.inv_freq"};
+
+constexpr std::array<Names, 4> kLlamaOutside{{
+    {kGgufEmbedding, "model.embed_tokens.weight"},
+    {"output_norm.weight", "model.norm.weight"},
+    {kGgufHead, "lm_head.weight"},
+    {kFrequencyDivisors, ""},
+}};
+constexpr std::array<Names, 11> kLlamaInside{{
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+}};
+}  // namespace
+
+template <>
+const ModelFamily<nn::Llama>& family() {
+  static constexpr ModelFamily<nn::Llama> value{
+      .types = kLlamaTypes,
+      .read = llama_config,
+      .write = llama_entries,
+      .parameter_count = llama_parameters,
+      .tensors = {.own_prefix = "model.", .embedding = "model.embed_tokens.weight", .obsolete = kLlamaObsolete},
+      .has_tied_head = has_tied_llama_head,
+      .adapter_task = "CAUSAL_LM",
+      .gguf = {.architectures = kLlamaArchitectures,
+               .block = {"blk.", "model.layers."},
+               .outside = kLlamaOutside,
+               .inside = kLlamaInside,
+               .read = llama_config_of_gguf,
+               .write = llama_gguf,
+               .converted = reordered_rows,
+               .config_tensors = frequency_divisors}};
+  return value;
+}
+
+}  // namespace mica::io::detail

@@ -1,8 +1,0 @@
-#include <mica/optim/detail/lion_kernels.h>
-#include <mica/optim/detail/multi_tensor.cuh>
-
-namespace mica::kernels {
-
-void lion_step(Cuda device, const OptimizerStep& step) { optimizer_step<LionRule>(device, "lion_step", step); }
-
-}  // namespace mica::kernels
