@@ -79,9 +79,9 @@ void check_tied_head(const StateDict& tensors, const std::string& what) {
 
 /// A tensor's elements as the other format stores them.
 template <class Model>
-Tensor converted(const ModelFamily<Model>& family, const typename ModelFamily<Model>::Config& config,
-                 std::string_view architecture, const std::string& hugging_face_name, const Tensor& tensor,
-                 bool to_gguf) {
+Tensor converted_weight(const ModelFamily<Model>& family, const typename ModelFamily<Model>::Config& config,
+                        std::string_view architecture, const std::string& hugging_face_name, const Tensor& tensor,
+                        bool to_gguf) {
   if (family.tensors.is_transposed(hugging_face_name, tensor)) {  // only in the files of transformers
     return transpose(tensor, 0, 1);
   }
@@ -108,7 +108,8 @@ StateDict hugging_face_tensors(const Config& config, const std::string& architec
   StateDict result;
   for (const auto& [file_name, tensor] : tensors) {
     const std::string name = translated(family.gguf, file_name, &Names::first, &Names::second);
-    check(name.empty() || result.emplace(name, converted(family, config, architecture, name, tensor, false)).second,
+    check(name.empty() ||
+              result.emplace(name, converted_weight(family, config, architecture, name, tensor, false)).second,
           "{}: two tensors have the name \"{}\" in the model", what, name);
     progress.advance(static_cast<std::int64_t>(tensor.bytes()));
   }
@@ -145,7 +146,7 @@ StateDict gguf_tensors(const PretrainedConfig& config, const std::string& archit
         StateDict result;
         for (const auto& [name, tensor] : tensors) {
           result.emplace(translated(family.gguf, name, &Names::second, &Names::first),
-                         converted(family, c, architecture, name, tensor, true));
+                         converted_weight(family, c, architecture, name, tensor, true));
         }
         if (family.gguf.config_tensors != nullptr) {
           result.merge(family.gguf.config_tensors(c));
