@@ -26,174 +26,165 @@
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/pack.cuh>
-<<<<<<<<HEAD : infer / detail / kernels / sample_cuda.cu
 #include <mica/infer/kernels/detail/sample_kernels.h>
 #include <mica/infer/kernels/detail/sample_ranked.cuh>
-        == == == ==
-#include <mica/infer/kernels/detail/sample_kernels.h>
-#include <mica/infer/kernels/detail/sample_ranked.cuh>
-        >>>>>>>> 0575390a5e4d1c9fa873007a3667b3adebfa4b3f : infer /
-                                                            detail / kernels /
-                                                            draw_cuda.cu
 
-                                                            namespace mica::kernels {
+namespace mica::kernels {
 
-  namespace sampling {
+namespace sampling {
 
-  namespace {
+namespace {
 
-  template <class T>
-  __global__ void __launch_bounds__(kThreads) sample_tokens_kernel(const __grid_constant__ Arguments<T> a) {
-    extern __shared__ std::uint32_t slice_keys[];
-    __shared__ Shared shared;
-    cuda::allow_dependents();
-    cuda::wait_for_previous_kernel();
-    const int rank = static_cast<int>(blockIdx.x);
-    const int begin = min(rank * a.slice, a.columns);
-    RankedRow<T> row{{{.a = a,
-                       .s = shared,
-                       .keys = a.ordered ? slice_keys : nullptr,
-                       .row = static_cast<int>(blockIdx.y),
-                       .rank = rank,
-                       .begin = begin,
-                       .size = min(begin + a.slice, a.columns) - begin,
-                       .largest = 0}}};
-    const bool finite = row.find_largest();
-    if (!finite || a.uniforms == nullptr) {
-      if (rank == 0 && threadIdx.x == 0) {
-        a.tokens[row.row] = finite ? shared.best.token : -1;
-      }
-    } else if (a.ordered) {
-      row.sample_from_largest(a.uniforms[row.row]);
-    } else {
-      row.sample_from_all(a.uniforms[row.row]);
+template <class T>
+__global__ void __launch_bounds__(kThreads) sample_tokens_kernel(const __grid_constant__ Arguments<T> a) {
+  extern __shared__ std::uint32_t slice_keys[];
+  __shared__ Shared shared;
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
+  const int rank = static_cast<int>(blockIdx.x);
+  const int begin = min(rank * a.slice, a.columns);
+  RankedRow<T> row{{{.a = a,
+                     .s = shared,
+                     .keys = a.ordered ? slice_keys : nullptr,
+                     .row = static_cast<int>(blockIdx.y),
+                     .rank = rank,
+                     .begin = begin,
+                     .size = min(begin + a.slice, a.columns) - begin,
+                     .largest = 0}}};
+  const bool finite = row.find_largest();
+  if (!finite || a.uniforms == nullptr) {
+    if (rank == 0 && threadIdx.x == 0) {
+      a.tokens[row.row] = finite ? shared.best.token : -1;
     }
-    cuda::meet_in_cluster();  // other blocks may still read this block's shared memory
+  } else if (a.ordered) {
+    row.sample_from_largest(a.uniforms[row.row]);
+  } else {
+    row.sample_from_all(a.uniforms[row.row]);
   }
+  cuda::meet_in_cluster();  // other blocks may still read this block's shared memory
+}
 
-  constexpr int kPackBytes = 16;
-  constexpr int kPacksAtOnce = 4;  // per thread
+constexpr int kPackBytes = 16;
+constexpr int kPacksAtOnce = 4;  // per thread
 
-  /// Finds the first token of the largest score of each row; -1 if a score is NaN or +inf, or all are -inf. Rows are
-  /// aligned to 16 bytes.
-  template <class T>
-  __global__ void __launch_bounds__(kThreads)
-      sample_largest_kernel(const T* logits, int columns, std::int64_t* tokens) {
-    constexpr int kPack = kPackBytes / sizeof(T);
-    struct Best {
-      float score;
-      int token;
-    };
-    struct Block {
-      Best best;
-      int invalid;
-    };
-    __shared__ Best of_warps[kWarps];
-    __shared__ Block of_block;
-    const auto reduce = [](Best mine) {
+/// Finds the first token of the largest score of each row; -1 if a score is NaN or +inf, or all are -inf. Rows are
+/// aligned to 16 bytes.
+template <class T>
+__global__ void __launch_bounds__(kThreads) sample_largest_kernel(const T* logits, int columns, std::int64_t* tokens) {
+  constexpr int kPack = kPackBytes / sizeof(T);
+  struct Best {
+    float score;
+    int token;
+  };
+  struct Block {
+    Best best;
+    int invalid;
+  };
+  __shared__ Best of_warps[kWarps];
+  __shared__ Block of_block;
+  const auto reduce = [](Best mine) {
 #pragma unroll
-      for (int step = kWarp / 2; step > 0; step /= 2) {
-        const Best other{__shfl_xor_sync(cuda::kAllLanes, mine.score, step),
-                         __shfl_xor_sync(cuda::kAllLanes, mine.token, step)};
-        if (other.score > mine.score || (other.score == mine.score && other.token < mine.token)) {
-          mine = other;
-        }
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+      const Best other{__shfl_xor_sync(cuda::kAllLanes, mine.score, step),
+                       __shfl_xor_sync(cuda::kAllLanes, mine.token, step)};
+      if (other.score > mine.score || (other.score == mine.score && other.token < mine.token)) {
+        mine = other;
       }
-      return mine;
-    };
-    cuda::allow_dependents();
-    cuda::wait_for_previous_kernel();
-    const int rank = static_cast<int>(blockIdx.x);
-    const int thread = static_cast<int>(threadIdx.x);
-    const T* const row = logits + static_cast<std::int64_t>(blockIdx.y) * columns;
-    const int packs = columns / kPack;
-    constexpr int kStep = kBlocks * kThreads;
-    Best best{-INFINITY, std::numeric_limits<int>::max()};
-    bool valid = true;
-    for (int first = rank * kThreads + thread; first < packs; first += kPacksAtOnce * kStep) {
-      cuda::Pack<T, kPack> scores[kPacksAtOnce];
+    }
+    return mine;
+  };
+  cuda::allow_dependents();
+  cuda::wait_for_previous_kernel();
+  const int rank = static_cast<int>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const T* const row = logits + static_cast<std::int64_t>(blockIdx.y) * columns;
+  const int packs = columns / kPack;
+  constexpr int kStep = kBlocks * kThreads;
+  Best best{-INFINITY, std::numeric_limits<int>::max()};
+  bool valid = true;
+  for (int first = rank * kThreads + thread; first < packs; first += kPacksAtOnce * kStep) {
+    cuda::Pack<T, kPack> scores[kPacksAtOnce];
 #pragma unroll
-      for (int i = 0; i < kPacksAtOnce; ++i) {
-        scores[i] = cuda::load<kPack>(row + static_cast<std::int64_t>(min(first + i * kStep, packs - 1)) * kPack);
-      }
+    for (int i = 0; i < kPacksAtOnce; ++i) {
+      scores[i] = cuda::load<kPack>(row + static_cast<std::int64_t>(min(first + i * kStep, packs - 1)) * kPack);
+    }
 #pragma unroll
-      for (int i = 0; i < kPacksAtOnce; ++i) {
-        float values[kPack];
-        cuda::unpack(scores[i], values);
-        const int token =
-            min(first + i * kStep, packs - 1) * kPack;  // reading the last pack more than once does no harm
+    for (int i = 0; i < kPacksAtOnce; ++i) {
+      float values[kPack];
+      cuda::unpack(scores[i], values);
+      const int token = min(first + i * kStep, packs - 1) * kPack;  // reading the last pack more than once does no harm
 #pragma unroll
-        for (int j = 0; j < kPack; ++j) {
-          valid = valid && values[j] < INFINITY;  // false for NaN
-          if (values[j] > best.score) {
-            best = {values[j], token + j};
-          }
+      for (int j = 0; j < kPack; ++j) {
+        valid = valid && values[j] < INFINITY;  // false for NaN
+        if (values[j] > best.score) {
+          best = {values[j], token + j};
         }
       }
     }
-    best = reduce(best);
-    if (thread % kWarp == 0) {
-      of_warps[thread / kWarp] = best;
-    }
-    const bool invalid = __syncthreads_or(valid ? 0 : 1) != 0;
-    if (thread < kWarp) {
-      best = reduce(of_warps[thread % kWarps]);
-      if (thread == 0) {
-        of_block = {best, invalid ? 1 : 0};
-      }
-    }
-    cuda::meet_in_cluster();
-    if (rank == 0 && thread < kWarp) {
-      const int block = thread % kBlocks;
-      best = reduce(
-          {cuda::load_from_block(&of_block.best.score, block), cuda::load_from_block(&of_block.best.token, block)});
-      const bool any_invalid = __any_sync(cuda::kAllLanes, cuda::load_from_block(&of_block.invalid, block) != 0);
-      if (thread == 0) {
-        tokens[blockIdx.y] = any_invalid || best.score == -INFINITY ? -1 : best.token;
-      }
-    }
-    cuda::arrive_in_cluster_relaxed();  // other blocks may still read this block's shared memory
-    cuda::wait_for_cluster();
   }
+  best = reduce(best);
+  if (thread % kWarp == 0) {
+    of_warps[thread / kWarp] = best;
+  }
+  const bool invalid = __syncthreads_or(valid ? 0 : 1) != 0;
+  if (thread < kWarp) {
+    best = reduce(of_warps[thread % kWarps]);
+    if (thread == 0) {
+      of_block = {best, invalid ? 1 : 0};
+    }
+  }
+  cuda::meet_in_cluster();
+  if (rank == 0 && thread < kWarp) {
+    const int block = thread % kBlocks;
+    best = reduce(
+        {cuda::load_from_block(&of_block.best.score, block), cuda::load_from_block(&of_block.best.token, block)});
+    const bool any_invalid = __any_sync(cuda::kAllLanes, cuda::load_from_block(&of_block.invalid, block) != 0);
+    if (thread == 0) {
+      tokens[blockIdx.y] = any_invalid || best.score == -INFINITY ? -1 : best.token;
+    }
+  }
+  cuda::arrive_in_cluster_relaxed();  // other blocks may still read this block's shared memory
+  cuda::wait_for_cluster();
+}
 
-  }  // namespace
+}  // namespace
 
-  }  // namespace sampling
+}  // namespace sampling
 
-  void sample_tokens(Cuda, const SampleTokens& args) {
-    using namespace sampling;
-    on_dtype(Types<float, Float16, BFloat16>{}, args.logits.dtype(), "sample_tokens", [&]<class T>() {
-      const infer::SamplingOptions& o = args.options;
-      const auto columns = static_cast<int>(args.logits.size(1));
-      const bool draws = args.uniforms.defined();
-      const dim3 grid(kBlocks, static_cast<unsigned>(args.logits.size(0)));
-      const bool aligned = columns * sizeof(T) % kPackBytes == 0 &&
-                           reinterpret_cast<std::uintptr_t>(args.logits.raw_data()) % kPackBytes == 0;
-      if (!draws && aligned && !args.seen.defined()) {
-        cuda::Launch(grid, kThreads)
-            .cluster(dim3(kBlocks))
-            .dependent()
-            .run(sample_largest_kernel<T>, "sample_largest_kernel", args.logits.data<T>(), columns,
-                 args.tokens.data<std::int64_t>());
-        return;
-      }
-      const Arguments<T> a{.logits = args.logits.data<T>(),
-                           .seen = args.seen.data_or_null<bool>(),
-                           .uniforms = args.uniforms.data_or_null<double>(),
-                           .tokens = args.tokens.data<std::int64_t>(),
-                           .columns = columns,
-                           .slice = (columns + kBlocks - 1) / kBlocks,
-                           .temperature = o.temperature,
-                           .penalty = o.repetition_penalty,
-                           .top_p = o.top_p,
-                           .limit = o.top_k == 0 ? columns : static_cast<int>(std::min<std::int64_t>(o.top_k, columns)),
-                           .ordered = draws && ((o.top_k > 0 && o.top_k < columns) || o.top_p < 1)};
-      const std::size_t shared = a.ordered ? sizeof(std::uint32_t) * static_cast<std::size_t>(a.slice) : 0;
-      cuda::Launch(grid, kThreads, shared)
+void sample_tokens(Cuda, const SampleTokens& args) {
+  using namespace sampling;
+  on_dtype(Types<float, Float16, BFloat16>{}, args.logits.dtype(), "sample_tokens", [&]<class T>() {
+    const infer::SamplingOptions& o = args.options;
+    const auto columns = static_cast<int>(args.logits.size(1));
+    const bool draws = args.uniforms.defined();
+    const dim3 grid(kBlocks, static_cast<unsigned>(args.logits.size(0)));
+    const bool aligned = columns * sizeof(T) % kPackBytes == 0 &&
+                         reinterpret_cast<std::uintptr_t>(args.logits.raw_data()) % kPackBytes == 0;
+    if (!draws && aligned && !args.seen.defined()) {
+      cuda::Launch(grid, kThreads)
           .cluster(dim3(kBlocks))
           .dependent()
-          .run(sample_tokens_kernel<T>, "sample_tokens_kernel", a);
-    });
-  }
+          .run(sample_largest_kernel<T>, "sample_largest_kernel", args.logits.data<T>(), columns,
+               args.tokens.data<std::int64_t>());
+      return;
+    }
+    const Arguments<T> a{.logits = args.logits.data<T>(),
+                         .seen = args.seen.data_or_null<bool>(),
+                         .uniforms = args.uniforms.data_or_null<double>(),
+                         .tokens = args.tokens.data<std::int64_t>(),
+                         .columns = columns,
+                         .slice = (columns + kBlocks - 1) / kBlocks,
+                         .temperature = o.temperature,
+                         .penalty = o.repetition_penalty,
+                         .top_p = o.top_p,
+                         .limit = o.top_k == 0 ? columns : static_cast<int>(std::min<std::int64_t>(o.top_k, columns)),
+                         .ordered = draws && ((o.top_k > 0 && o.top_k < columns) || o.top_p < 1)};
+    const std::size_t shared = a.ordered ? sizeof(std::uint32_t) * static_cast<std::size_t>(a.slice) : 0;
+    cuda::Launch(grid, kThreads, shared)
+        .cluster(dim3(kBlocks))
+        .dependent()
+        .run(sample_tokens_kernel<T>, "sample_tokens_kernel", a);
+  });
+}
 
 }  // namespace mica::kernels
