@@ -20,9 +20,13 @@ struct Sums {
   std::vector<double> values, squares;  // the squares of the sizes
 
   explicit Sums(std::size_t n) : values(n), squares(n) {}
-  void add(std::size_t i, double term, double size) {
-    values[i] += term;
-    squares[i] += size * size;
+  /// Adds factor · row[i] to values[at + i], for each i < count; this term has the size |size · row[i]|.
+  void add(std::size_t at, std::int64_t count, double factor, double size, const double* row) {
+    double *const value = values.data() + at, *const square = squares.data() + at;  // pointers: tests aren't optimized
+    for (std::int64_t i = 0; i < count; ++i) {
+      value[i] += factor * row[i];
+      square[i] += size * row[i] * size * row[i];
+    }
   }
 };
 
@@ -56,9 +60,12 @@ inline Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, co
       std::vector<double> p(seen), dp(seen), dp_square(seen);
       double most = -INFINITY, sum = 0, mean = 0, mean_size = 0;
       for (std::int64_t j = 0; j < seen; ++j) {
+        const double* const key = &ks[(first + j) * width];
+        double score = 0;
         for (std::int64_t d = 0; d < width; ++d) {
-          p[j] += options.scale * query[d] * ks[(first + j) * width + d];
+          score += options.scale * query[d] * key[d];
         }
+        p[j] = score;
         p[j] += options.added.empty() ? 0 : options.added[row * keys + j];
         most = std::max(most, p[j]);
       }
@@ -71,14 +78,17 @@ inline Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, co
       }
       for (std::int64_t j = 0; j < seen; ++j) {
         p[j] /= sum;
+        const double* const value = &vs[(first + j) * values];
+        const double size = std::max(p[j], options.least);
+        r.y.add(row * values, values, p[j], size, value);
+        r.dv.add((first + j) * values, values, p[j], size, g);
+        double slope = 0, square = 0;
         for (std::int64_t d = 0; d < values; ++d) {
-          const double value = vs[(first + j) * values + d];
-          const double size = std::max(p[j], options.least);
-          r.y.add(row * values + d, p[j] * value, size * value);
-          r.dv.add((first + j) * values + d, p[j] * g[d], size * g[d]);
-          dp[j] += g[d] * value;
-          dp_square[j] += g[d] * value * g[d] * value;
+          slope += g[d] * value[d];
+          square += g[d] * value[d] * g[d] * value[d];
         }
+        dp[j] = slope;
+        dp_square[j] = square;
         mean += p[j] * dp[j];
         mean_size += p[j] * std::sqrt(dp_square[j]);
       }
@@ -86,11 +96,8 @@ inline Reference reference(const Tensor& q, const Tensor& k, const Tensor& v, co
         const double dscore = options.scale * p[j] * (dp[j] - mean);
         const double size =
             std::max(std::abs(options.scale) * p[j] * (std::sqrt(dp_square[j]) + mean_size), options.least);
-        for (std::int64_t d = 0; d < width; ++d) {
-          const double key = ks[(first + j) * width + d];
-          r.dq.add(row * width + d, dscore * key, size * key);
-          r.dk.add((first + j) * width + d, dscore * query[d], size * query[d]);
-        }
+        r.dq.add(row * width, width, dscore, size, &ks[(first + j) * width]);
+        r.dk.add((first + j) * width, width, dscore, size, query);
       }
     }
   }
