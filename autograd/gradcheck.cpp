@@ -14,7 +14,7 @@ namespace mica::autograd {
 
 namespace {
 
-using Call = std::function<Tensors(const Tensors&)>;
+using Call = FunctionRef<Tensors(const Tensors&)>;
 
 // Floating inputs, and outputs that a gradient can flow into.
 bool is_differentiated(const Tensor& x) { return x.defined() && is_floating(x.dtype()); }
@@ -54,7 +54,7 @@ Tensors leaves_of(const Tensors& inputs, bool gaps) {
 
 class Checker {
  public:
-  Checker(const Call& f, const Tensors& inputs, GradcheckOptions options)
+  Checker(Call f, const Tensors& inputs, GradcheckOptions options)
       : f_(f), inputs_(inputs), options_(options), state_(rng_state()) {}
 
   void run() {
@@ -169,7 +169,7 @@ class Checker {
     }
   }
 
-  const Call& f_;
+  Call f_;
   const Tensors& inputs_;
   GradcheckOptions options_;
   PhiloxKey state_;
@@ -180,7 +180,7 @@ class Checker {
 
 namespace detail {
 
-bool gradcheck(const Call& f, const Tensors& inputs, GradcheckOptions options) {
+bool gradcheck(Call f, const Tensors& inputs, GradcheckOptions options) {
   try {
     Checker(f, inputs, options).run();
   } catch (const Error&) {
@@ -192,7 +192,7 @@ bool gradcheck(const Call& f, const Tensors& inputs, GradcheckOptions options) {
   return true;
 }
 
-bool gradgradcheck(const Call& f, const Tensors& inputs, GradcheckOptions options) {
+bool gradgradcheck(Call f, const Tensors& inputs, GradcheckOptions options) {
   Tensors all = inputs;
   const PhiloxKey state = rng_state();
   for (const Tensor& y : f(leaves_of(inputs, /*gaps=*/false))) {
@@ -201,7 +201,7 @@ bool gradgradcheck(const Call& f, const Tensors& inputs, GradcheckOptions option
     }
   }
   check(all.size() > inputs.size(), "gradgradcheck: no output of the function requires a gradient");
-  const Call gradients = [&](const Tensors& in) {
+  const auto gradients = [&](const Tensors& in) {
     const EnableGrad recorded;  // also during finite differences
     Tensors leaves;
     for (const Tensor& x : in) {

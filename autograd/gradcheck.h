@@ -1,6 +1,8 @@
 #pragma once
 
-#include <functional>
+#include <array>
+#include <type_traits>
+#include <utility>
 
 #include <mica/core/detail/callable.h>
 #include <mica/core/tensor.h>
@@ -16,8 +18,8 @@ struct GradcheckOptions {
 };
 
 namespace detail {
-bool gradcheck(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs, GradcheckOptions options);
-bool gradgradcheck(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs, GradcheckOptions options);
+bool gradcheck(FunctionRef<Tensors(const Tensors&)> f, const Tensors& inputs, GradcheckOptions options);
+bool gradgradcheck(FunctionRef<Tensors(const Tensors&)> f, const Tensors& inputs, GradcheckOptions options);
 
 inline Tensors results(Tensor x) { return {std::move(x)}; }
 inline Tensors results(Tensors x) { return x; }

@@ -57,18 +57,17 @@ endif()
 # Headers take half of a small file's compile time. With a compiler cache, precompiled headers are off: ccache would not
 # cache the files, and builds without them detect missing includes.
 if(MICA_PRECOMPILE)
-  target_precompile_headers(mica PRIVATE $<${mica_cxx}:<mica/autograd/function.h$<ANGLE-R>>
-                                         $<${mica_cxx}:<mica/core/dispatch.h$<ANGLE-R>>
-                                         $<${mica_cxx}:<algorithm$<ANGLE-R>> $<${mica_cxx}:<cmath$<ANGLE-R>>)
+  set(mica_precompiled <mica/autograd/function.h <mica/core/dispatch.h <algorithm <cmath)
+  list(TRANSFORM mica_precompiled REPLACE "(.+)" "$<${mica_cxx}:\\1$<ANGLE-R>>")
+  target_precompile_headers(mica PRIVATE ${mica_precompiled})
   # Compiled with other options than the precompiled headers.
   set_source_files_properties(ops/attention/fused_attention.cpp ops/norm/detail/norm_cpu.cpp io/detail/gguf_blocks.cpp
                               PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # Compile several small files at once, since they mostly include the same headers. Kernels are compiled separately, so
 # that cores share the work.
-# unary.cpp has an op of the same name as binary.cpp, gated.cpp uses functions of the same names as unary.cpp's, and
 # cudnn_graph.cpp has a class of the same name as cublas.cpp.
-set(mica_not_in_unity "_cpu\\.cpp$|/cudnn_[a-z_]*\\.cpp$|_cuda\\.cpp$|\\.cu$|/elementwise/unary\\.cpp$|/gated/gated\\.cpp$")
+set(mica_not_in_unity "_cpu\\.cpp$|/cudnn_[a-z_]*\\.cpp$|_cuda\\.cpp$|\\.cu$")
 if(MICA_UNITY)
   set(mica_apart ${mica_sources})
   if(MICA_UNITY_APART)
@@ -110,6 +109,27 @@ if(MICA_SANITIZE)
   # These checks take two thirds of the time to compile a kernel. AddressSanitizer finds the accesses that they predict.
   if("undefined" IN_LIST mica_sanitizers AND "address" IN_LIST mica_sanitizers)
     target_compile_options(mica PUBLIC $<${mica_cxx}:-fno-sanitize=null,pointer-overflow,object-size>)
+  endif()
+  # Of what AddressSanitizer checks, only kernels are optimized. Optimizing the rest, which grows by the checks, would
+  # take longer than it saves when tests run.
+  if("address" IN_LIST mica_sanitizers)
+    set(mica_kernels ${mica_sources})
+    list(FILTER mica_kernels INCLUDE REGEX "_cpu\\.cpp$|/ops/gemm/")
+    list(REMOVE_ITEM mica_sources ${mica_kernels})
+    set_property(TARGET mica PROPERTY SOURCES ${mica_sources})
+    add_library(mica_kernels OBJECT ${mica_kernels})
+    foreach(property INCLUDE_DIRECTORIES COMPILE_DEFINITIONS COMPILE_OPTIONS)
+      set_property(TARGET mica_kernels PROPERTY ${property} $<TARGET_PROPERTY:mica,${property}>)
+    endforeach()
+    target_include_directories(mica_kernels SYSTEM PRIVATE ${MICA_EIGEN_INCLUDE})
+    set_target_properties(mica_kernels PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+    target_compile_features(mica_kernels PRIVATE cxx_std_20)
+    target_link_libraries(mica_kernels PRIVATE fmt::fmt Threads::Threads)
+    target_compile_options(mica_kernels PRIVATE -O1)
+    if(MICA_PRECOMPILE)
+      target_precompile_headers(mica_kernels PRIVATE ${mica_precompiled})
+    endif()
+    target_sources(mica PRIVATE $<TARGET_OBJECTS:mica_kernels>)
   endif()
 endif()
 

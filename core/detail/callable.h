@@ -17,4 +17,22 @@ void check_callable(const F& f, std::string_view op) {
   }
 }
 
+/// Refers to a function object that outlives it. Unlike a std::function, it instantiates almost nothing.
+template <class Signature>
+class FunctionRef;
+
+template <class R, class... In>
+class FunctionRef<R(In...)> {
+ public:
+  template <class F>
+  FunctionRef(const F& f)
+      : object_(&f), call_([](const void* object, In... in) -> R { return (*static_cast<const F*>(object))(in...); }) {}
+
+  R operator()(In... in) const { return call_(object_, in...); }
+
+ private:
+  const void* object_;
+  R (*call_)(const void*, In...);
+};
+
 }  // namespace mica

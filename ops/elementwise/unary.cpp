@@ -122,7 +122,6 @@ struct Cos : Unary<functions::Cos> {};
 struct Sqrt : Unary<functions::Sqrt> {};
 struct Rsqrt : Unary<functions::Rsqrt> {};
 struct Square : Unary<functions::Square> {};
-struct Pow : Unary<functions::PowScalar> {};
 struct Tanh : Unary<functions::Tanh> {};
 struct Erf : Unary<functions::Erf> {};
 struct Sigmoid : Unary<functions::Sigmoid> {};
@@ -138,6 +137,9 @@ struct Ceil : Unary<functions::Ceil> {};
 struct Round : Unary<functions::Round> {};
 struct Gelu : Unary<functions::Gelu> {};
 struct GeluTanh : Unary<functions::GeluTanh> {};
+namespace with_number {  // binary.cpp has another Pow
+struct Pow : Unary<functions::PowScalar> {};
+}  // namespace with_number
 
 struct Neg {
   static constexpr bool composed = true;
@@ -174,7 +176,7 @@ Tensor pow(const Tensor& x, double exponent) {
   if (exponent == 2) {
     return autograd::apply(Square{}, x);
   }
-  return autograd::apply(Pow{{.f = {.exponent = exponent}}}, x);
+  return autograd::apply(with_number::Pow{{.f = {.exponent = exponent}}}, x);
 }
 Tensor tanh(const Tensor& x) { return autograd::apply(Tanh{}, x); }
 Tensor erf(const Tensor& x) { return autograd::apply(Erf{}, x); }

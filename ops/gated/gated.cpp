@@ -14,13 +14,9 @@ namespace mica {
 
 namespace {
 
-using functions::Gelu;
-using functions::GeluTanh;
-using functions::Silu;
-
-Tensor value(Silu, const Tensor& x) { return silu(x); }
-Tensor value(Gelu, const Tensor& x) { return gelu(x); }
-Tensor value(GeluTanh, const Tensor& x) { return gelu(x, GeluApproximation::tanh); }
+Tensor value(functions::Silu, const Tensor& x) { return silu(x); }
+Tensor value(functions::Gelu, const Tensor& x) { return gelu(x); }
+Tensor value(functions::GeluTanh, const Tensor& x) { return gelu(x, GeluApproximation::tanh); }
 
 // The inputs of a gated op: gate and up, or a single x = [gate | up] along its last axis.
 struct Halves {
@@ -122,9 +118,9 @@ struct Gated {
 };
 
 // One type per op, so that errors name it.
-struct GEGLU : Gated<Gelu> {};
-struct GEGLUTanh : Gated<GeluTanh> {};
-struct SwiGLU : Gated<Silu> {};
+struct GEGLU : Gated<functions::Gelu> {};
+struct GEGLUTanh : Gated<functions::GeluTanh> {};
+struct SwiGLU : Gated<functions::Silu> {};
 
 void check_input(const char* op, const char* name, const Tensor& x) {
   check(x.defined(), "{}: expected a defined {}, got an undefined one", op, name);

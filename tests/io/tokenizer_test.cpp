@@ -1,3 +1,4 @@
+#include <tests/depth.h>
 #include <tests/files.h>
 #include <tests/folders.h>
 #include <tests/paths.h>
@@ -331,11 +332,15 @@ TEST(Tokenizer, ReportsProgressInLongTexts) {
 
 TEST(Tokenizer, NormalizesLongTextsInPieces) {
   const std::string line = "cafe\u0301\u0323 q\u0307\u0323\u1100\u1161\u11a8\u0130\u4e2d\u0301\n";
+  mica::testing_support::OneIn five(5);
   for (const char* name : {"qwen", "bert"}) {
     const io::Tokenizer tokenizer = io::Tokenizer::load(fixture(name));
     const io::EncodeOptions options{.add_special_tokens = false};
     const Tokens of_line = tokenizer.encode(line, options);
     for (const int before : {0, 3, 8}) {  // pieces end at other characters of the line
+      if (five.skips()) {
+        continue;
+      }
       std::string text = std::string(before, '\n');
       Tokens expected = tokenizer.encode(text, options);
       while (text.size() < (std::size_t{9} << 17)) {

@@ -68,23 +68,30 @@ struct Reference {
 /// Computes the reference in float64, with sums of type `Sum`.
 template <class Sum>
 Reference reference_with(const Inputs& in, double eps) {
-  const std::vector<double> x = to_vector<double>(in.x);
-  const std::vector<double> dy = to_vector<double>(in.dy);
+  const std::vector<double> x_values = to_vector<double>(in.x);
+  const std::vector<double> dy_values = to_vector<double>(in.dy);
   const std::int64_t columns = in.weight.defined() ? in.weight.numel()
                                : in.bias.defined() ? in.bias.numel()
                                                    : in.x.size(-1);
-  const std::vector<double> w = in.weight.defined() ? to_vector<double>(in.weight) : std::vector<double>(columns, 1);
-  const std::vector<double> b = in.bias.defined() ? to_vector<double>(in.bias) : std::vector<double>(columns, 0);
+  const std::vector<double> weights =
+      in.weight.defined() ? to_vector<double>(in.weight) : std::vector<double>(columns, 1);
+  const std::vector<double> biases = in.bias.defined() ? to_vector<double>(in.bias) : std::vector<double>(columns, 0);
   const std::int64_t rows = in.x.numel() / columns;
   constexpr std::int64_t kGrain = 1 << 16;  // elements per thread
 
   Reference r;
-  r.y.resize(x.size());
-  r.dx.resize(x.size());
+  r.y.resize(x_values.size());
+  r.dx.resize(x_values.size());
   r.y_scale.resize(rows);
   r.dx_scale.resize(rows);
-  std::vector<double> x_hat(x.size());
+  r.dweight_scale.resize(columns);
+  r.dbias_scale.resize(columns);
+  std::vector<double> normalized(x_values.size());
   std::vector<double> x_hat_error(rows);
+  // Pointers, since tests are not optimized.
+  const double *const x = x_values.data(), *const dy = dy_values.data(), *const w = weights.data();
+  const double* const b = biases.data();
+  double *const x_hat = normalized.data(), *const y = r.y.data(), *const dx = r.dx.data();
   parallel_for(rows, std::max<std::int64_t>(kGrain / columns, 1), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t first = row * columns;
@@ -110,7 +117,7 @@ Reference reference_with(const Inputs& in, double eps) {
       for (std::int64_t c = 0; c < columns; ++c) {
         const std::int64_t i = first + c;
         x_hat[i] = static_cast<double>(x[i] - mean) * rstd;
-        r.y[i] = x_hat[i] * w[c] + b[c];
+        y[i] = x_hat[i] * w[c] + b[c];
         g_sum += dy[i] * w[c];
         gx_sum += dy[i] * w[c] * x_hat[i];
         y_scale = std::max(y_scale, std::abs(x_hat[i] * w[c]) + std::abs(b[c]));
@@ -121,7 +128,7 @@ Reference reference_with(const Inputs& in, double eps) {
       const double gx_mean = gx_sum / columns;
       for (std::int64_t c = 0; c < columns; ++c) {
         const std::int64_t i = first + c;
-        r.dx[i] = rstd * (dy[i] * w[c] - g_mean - x_hat[i] * gx_mean);
+        dx[i] = rstd * (dy[i] * w[c] - g_mean - x_hat[i] * gx_mean);
       }
       r.y_scale[row] = y_scale;
       r.dx_scale[row] = rstd * (g_scale + std::abs(g_mean) + x_hat_scale * std::abs(gx_mean) +
@@ -129,10 +136,10 @@ Reference reference_with(const Inputs& in, double eps) {
     }
   });
 
-  std::vector<Sum> dweight(columns);
-  std::vector<Sum> dbias(columns);
-  r.dweight_scale.resize(columns);
-  r.dbias_scale.resize(columns);
+  std::vector<Sum> dweights(columns);
+  std::vector<Sum> dbiases(columns);
+  Sum *const dweight = dweights.data(), *const dbias = dbiases.data();
+  double *const dweight_scale = r.dweight_scale.data(), *const dbias_scale = r.dbias_scale.data();
   const std::int64_t some = kGrain / std::max<std::int64_t>(rows, 1);
   parallel_for(columns, std::max<std::int64_t>(some, 64), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -140,13 +147,14 @@ Reference reference_with(const Inputs& in, double eps) {
         const std::int64_t i = row * columns + c;
         dweight[c] += dy[i] * x_hat[i];
         dbias[c] += dy[i];
-        r.dweight_scale[c] += std::abs(dy[i]) * (std::max(1.0, std::abs(x_hat[i])) + x_hat_error[row]);
-        r.dbias_scale[c] += std::abs(dy[i]);
+        const double size = std::abs(dy[i]);
+        dweight_scale[c] += size * (std::max(1.0, std::abs(x_hat[i])) + x_hat_error[row]);
+        dbias_scale[c] += size;
       }
     }
   });
-  r.dweight.assign(dweight.begin(), dweight.end());
-  r.dbias.assign(dbias.begin(), dbias.end());
+  r.dweight.assign(dweights.begin(), dweights.end());
+  r.dbias.assign(dbiases.begin(), dbiases.end());
   return r;
 }
 

@@ -60,29 +60,38 @@ struct Reference {
 Reference reference(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& dy,
                     const Function& f = kNone, double least = 0) {
   const std::int64_t out = weight.size(0), in = weight.size(1), rows = dy.numel() / out;
-  const std::vector<double> xs = to_vector<double>(x), ws = to_vector<double>(weight), gs = to_vector<double>(dy);
+  const std::vector<double> x_values = to_vector<double>(x), weights = to_vector<double>(weight);
+  const std::vector<double> gs = to_vector<double>(dy);
   const std::vector<double> bs = bias.defined() ? to_vector<double>(bias) : std::vector<double>(out);
   const auto zeros_of = [](std::int64_t n) { return std::vector<double>(n); };
   Reference r{zeros_of(rows * out), zeros_of(rows * in), zeros_of(out * in), zeros_of(out),
               zeros_of(rows * in),  zeros_of(out * in),  zeros_of(out)};
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t j = 0; j < out; ++j) {
+      // Pointers, since tests are not optimized.
+      const double *const xs = x_values.data() + i * in, *const ws = weights.data() + j * in;
+      double *const dx = r.dx.data() + i * in, *const dx_size = r.dx_size.data() + i * in;
+      double *const dweight = r.dweight.data() + j * in, *const dweight_size = r.dweight_size.data() + j * in;
       double z = bs[j];
       for (std::int64_t k = 0; k < in; ++k) {
-        z += xs[i * in + k] * ws[j * in + k];
+        z += xs[k] * ws[k];
       }
       r.y[i * out + j] = f.value(z);
       const double g = gs[i * out + j] * f.slope(z);
       const double size = std::max(std::abs(gs[i * out + j]) * (std::abs(f.slope(z)) + f.bend), least);
       r.dbias[j] += g;
-      r.dbias_size[j] = std::hypot(r.dbias_size[j], size);
+      r.dbias_size[j] += size * size;
       for (std::int64_t k = 0; k < in; ++k) {
-        const double w = ws[j * in + k], x_value = xs[i * in + k];
-        r.dx[i * in + k] += g * w;
-        r.dx_size[i * in + k] = std::hypot(r.dx_size[i * in + k], size * w);
-        r.dweight[j * in + k] += g * x_value;
-        r.dweight_size[j * in + k] = std::hypot(r.dweight_size[j * in + k], size * x_value);
+        dx[k] += g * ws[k];
+        dx_size[k] += size * ws[k] * size * ws[k];
+        dweight[k] += g * xs[k];
+        dweight_size[k] += size * xs[k] * size * xs[k];
       }
+    }
+  }
+  for (std::vector<double>* const sizes : {&r.dx_size, &r.dweight_size, &r.dbias_size}) {
+    for (double& size : *sizes) {
+      size = std::sqrt(size);
     }
   }
   return r;

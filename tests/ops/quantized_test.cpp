@@ -101,8 +101,11 @@ Expected multiply(const Doubles& a, const Doubles& b, std::int64_t m, std::int64
     for (std::int64_t j = 0; j < n; ++j) {
       double sum = 0;
       double size = 0;
+      // Pointers, since tests are not optimized.
+      const double *const row = a.data() + i * depth, *const column = b.data() + (transposed ? j * depth : j);
+      const std::int64_t step = transposed ? 1 : n;
       for (std::int64_t k = 0; k < depth; ++k) {
-        const double term = a[i * depth + k] * b[transposed ? j * depth + k : k * n + j];
+        const double term = row[k] * column[k * step];
         sum += term;
         size += std::abs(term);
       }

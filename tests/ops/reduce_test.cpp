@@ -46,18 +46,23 @@ std::vector<std::vector<double>> groups_of(const Tensor& x, const Dims& axes) {
     results *= reduced[i] ? 1 : x.shape()[i];
   }
   std::vector<std::vector<double>> groups(results);
-  const std::vector<double> values = to_vector<double>(x);
-  for (std::size_t at = 0; at < values.size(); ++at) {
-    std::int64_t rest = at, where = 0, step = 1;
+  // The elements in order: `index` counts through the axes.
+  std::vector<std::int64_t> index(x.dim()), steps(x.dim());
+  for (std::int64_t i = x.dim() - 1, step = 1; i >= 0; --i) {
+    steps[i] = reduced[i] ? 0 : step;
+    step *= reduced[i] ? 1 : x.shape()[i];
+  }
+  std::int64_t where = 0;
+  for (const double value : to_vector<double>(x)) {
+    groups[where].push_back(value);
     for (int i = x.dim() - 1; i >= 0; --i) {
-      const std::int64_t index = rest % x.shape()[i];
-      rest /= x.shape()[i];
-      if (!reduced[i]) {
-        where += index * step;
-        step *= x.shape()[i];
+      where += steps[i];
+      if (++index[i] < x.shape()[i]) {
+        break;
       }
+      where -= index[i] * steps[i];
+      index[i] = 0;
     }
-    groups[where].push_back(values[at]);
   }
   return groups;
 }

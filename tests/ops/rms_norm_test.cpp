@@ -63,18 +63,23 @@ struct Reference {
 // With sums of type `Sum`.
 template <class Sum>
 Reference reference_with(const Inputs& in, double eps) {
-  const std::vector<double> x = to_vector<double>(in.x);
-  const std::vector<double> dy = to_vector<double>(in.dy);
+  const std::vector<double> x_values = to_vector<double>(in.x);
+  const std::vector<double> dy_values = to_vector<double>(in.dy);
   const std::int64_t columns = in.weight.defined() ? in.weight.numel() : in.x.size(-1);
-  const std::vector<double> w = in.weight.defined() ? to_vector<double>(in.weight) : std::vector<double>(columns, 1);
+  const std::vector<double> weights =
+      in.weight.defined() ? to_vector<double>(in.weight) : std::vector<double>(columns, 1);
   const std::int64_t rows = in.x.numel() / columns;
-  Reference r{.y = std::vector<double>(x.size()),
-              .dx = std::vector<double>(x.size()),
+  Reference r{.y = std::vector<double>(x_values.size()),
+              .dx = std::vector<double>(x_values.size()),
               .dweight = {},
               .y_scale = std::vector<double>(rows),
               .dx_scale = std::vector<double>(rows),
               .dweight_scale = std::vector<double>(columns)};
-  std::vector<Sum> dweight(columns);
+  std::vector<Sum> dweights(columns);
+  // Pointers, since tests are not optimized.
+  const double *const x = x_values.data(), *const dy = dy_values.data(), *const w = weights.data();
+  double *const y = r.y.data(), *const dx = r.dx.data(), *const dweight_scale = r.dweight_scale.data();
+  Sum* const dweight = dweights.data();
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t first = row * columns;
     Sum squares = 0;
@@ -83,28 +88,30 @@ Reference reference_with(const Inputs& in, double eps) {
     }
     const auto rstd = static_cast<double>(1 / std::sqrt(squares / columns + eps));
     Sum sum = 0;
+    double y_scale = 0;
     double g_scale = 0;
     double x_hat_scale = 0;
     for (std::int64_t c = 0; c < columns; ++c) {
       const std::int64_t i = first + c;
       const double x_hat = x[i] * rstd;
-      r.y[i] = x_hat * w[c];
+      y[i] = x_hat * w[c];
       sum += static_cast<Sum>(dy[i]) * w[c] * x_hat;
       dweight[c] += static_cast<Sum>(dy[i]) * x_hat;
-      r.dweight_scale[c] += std::abs(dy[i]) * std::max(1.0, std::abs(x_hat));
-      r.y_scale[row] = std::max(r.y_scale[row], std::abs(r.y[i]));
+      dweight_scale[c] += std::abs(dy[i]) * std::max(1.0, std::abs(x_hat));
+      y_scale = std::max(y_scale, std::abs(y[i]));
       g_scale = std::max(g_scale, std::abs(dy[i] * w[c]));
       x_hat_scale = std::max(x_hat_scale, std::abs(x_hat));
     }
     const auto mean = static_cast<double>(sum / columns);
     for (std::int64_t c = 0; c < columns; ++c) {
       const std::int64_t i = first + c;
-      r.dx[i] = rstd * (dy[i] * w[c] - x[i] * rstd * mean);
+      dx[i] = rstd * (dy[i] * w[c] - x[i] * rstd * mean);
     }
+    r.y_scale[row] = y_scale;
     // The terms of the sum may cancel. Its error is proportional to the largest of them.
     r.dx_scale[row] = rstd * (g_scale + x_hat_scale * std::max(std::abs(mean), g_scale / 4));
   }
-  r.dweight.assign(dweight.begin(), dweight.end());
+  r.dweight.assign(dweights.begin(), dweights.end());
   return r;
 }
 

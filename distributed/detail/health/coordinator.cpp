@@ -47,7 +47,7 @@ void Coordinator::start() {
 
 void Coordinator::wake() {
   const char byte{};
-  (void)!write(wake_write_.number(), &byte, sizeof byte);  // if the pipe is full, the thread wakes up anyway
+  (void)!::write(wake_write_.number(), &byte, sizeof byte);  // if the pipe is full, the thread wakes up anyway
 }
 
 void Coordinator::run_on_thread(std::function<void()> f) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <mica/core/detail/callable.h>
 #include <mica/core/detail/pack_cpu.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/gemm/detail/few_rows.h>
@@ -69,8 +70,7 @@ const S* widened(std::int64_t m, std::int64_t depth, Matrix<A> a) {
 
 /// Calls body(begin, end) for parts of [0, n), each of at least `grain` elements except the last. Threads take the next
 /// part when they are free, since on a busy machine they may not be equally fast.
-template <class Body>
-void for_parts(std::int64_t n, std::int64_t grain, const Body& body) {
+void for_parts(std::int64_t n, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body) {
   constexpr std::int64_t kPartsPerThread = 8;
   const std::int64_t size = std::max(grain, n / (kPartsPerThread * num_threads()));
   const std::int64_t parts = (n + size - 1) / size;
@@ -232,15 +232,12 @@ void on_rows(std::int64_t rows, const F& f) {
   (std::make_integer_sequence<int, kFewRows>());
 }
 
-}  // namespace
-
-template <class A, class T, class Out>
-void multiply_few_rows(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<A> a, Matrix<T> b, const T* bias,
-                       Out* out) {
-  const Problem<T> p{depth, widened<Accumulate<T>>(m, depth, a), b};
-  const std::int64_t grain = kGrain / depth + 1;
+/// Computes the result (m, n).
+template <class T, class Out>
+void multiply(const Problem<T>& p, std::int64_t m, std::int64_t n, const T* bias, Out* out) {
+  const std::int64_t grain = kGrain / p.depth + 1;
   on_rows(m, [&]<int R>() {
-    if (b.row == 1) {
+    if (p.b.row == 1) {
       for_parts(n, grain,
                 [&](std::int64_t begin, std::int64_t end) { write_columns<T, Out, R>(p, begin, end, n, bias, out); });
       return;
@@ -253,6 +250,14 @@ void multiply_few_rows(std::int64_t m, std::int64_t n, std::int64_t depth, Matri
       }
     });
   });
+}
+
+}  // namespace
+
+template <class A, class T, class Out>
+void multiply_few_rows(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<A> a, Matrix<T> b, const T* bias,
+                       Out* out) {
+  multiply({depth, widened<Accumulate<T>>(m, depth, a), b}, m, n, bias, out);
 }
 
 #define MICA_FEW_ROWS(A, T, Out) \
