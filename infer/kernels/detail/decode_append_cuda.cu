@@ -4,7 +4,7 @@
 //     a row of qkv     | q0 | q1 | q2 | q3 | ... | k0 | k1 | ... | v0 | v1 | ...
 //
 //     a thread         has 8 pairs of columns, j and j + D / 2, of a head
-//     a team           the D / 16 threads of a head, which add up its squares for the norm
+//     a row group      is the D / 16 threads of a head, which add up its squares for the norm
 //     a block          has kRows rows, and computes their sines and cosines while the previous kernel still runs
 //
 //     q --> queries (B, T, H, D)     k --> keys (B, Hkv, C, D)     v, unchanged --> values (B, Hkv, C, D)
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_co
     const int item = min(first + static_cast<int>(threadIdx.x) / kTeam, kRows * heads - 1);
     const int r = item / heads;
     const int head = item % heads;
-    // Several teams share a warp and its shuffles, so no thread may leave the loop early. A team without a head or row
-    // of its own repeats the last one.
+    // Several row groups share a warp and its shuffles, so no thread may leave the loop early. A row group without a
+    // head or row of its own repeats the last one.
     const std::int64_t row = min(first_row + r, a.rows - 1);
     const T* const from = a.qkv + (row * heads + head) * kWidth + first_pair;
     cuda::Pack<T, kPart> packs[2] = {cuda::load<kPart>(from), cuda::load<kPart>(from + kWidth / 2)};

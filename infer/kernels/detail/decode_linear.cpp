@@ -82,16 +82,16 @@ void on_cuda(Device device, const F& f) {
   });
 }
 
-// The most rows that each block normalizes again.
+// The most rows for which each block repeats the norm; more rows are normalized once, before the product.
 constexpr std::int64_t kFewRows = 8;
 
-// As that of the head.
+// Whether a product is as large as that of the head.
 bool is_large_product(const std::vector<DecodeWeight>& weights) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 25;
   return weights.size() == 1 && weights[0].in() * weights[0].out() >= kLarge;
 }
 
-// With fewer outputs, blocks that share one read the weights faster.
+// With fewer outputs, it is faster to split the terms of an output among blocks.
 bool has_many_outputs(const std::vector<DecodeWeight>& weights) {
   constexpr std::int64_t kManyTiles = 96;
   std::int64_t outputs = 0;
@@ -110,7 +110,7 @@ bool has_wgmma(Device device) {
 // The kernels for few rows: decode_linear(), decode_linear_batch() and decode_linear_wide().
 enum class FewRowsKernel { none, any_chip, batch, wide };
 
-// The one that is best for a product, if there is any for it.
+// The fastest of these kernels for a product; none if no kernel supports it, or if other ops are faster.
 FewRowsKernel few_rows_kernel(const Tensor& x, const std::vector<DecodeWeight>& weights,
                               const DecodeLinearOptions& options) {
   const bool takes = x.device().is_cuda() && is_16_bit(x.dtype()) && x.size(0) >= 1 &&
@@ -125,7 +125,7 @@ FewRowsKernel few_rows_kernel(const Tensor& x, const std::vector<DecodeWeight>& 
   const bool has_faster = !weights[0].is_quantized() && has_wgmma(x.device());
   const bool few = x.size(0) <= (has_faster ? 1 : kFewRows);
   if (weights[0].is_quantized() && weights[0].quantized.bits == 4 && x.size(0) <= kernels::kFewRowsOfFourBits) {
-    return FewRowsKernel::any_chip;  // which is as fast
+    return FewRowsKernel::any_chip;  // as fast as the others
   }
   bool wide = few ? is_large_product(weights) : has_many_outputs(weights);
   if (wide) {
@@ -140,7 +140,7 @@ FewRowsKernel few_rows_kernel(const Tensor& x, const std::vector<DecodeWeight>& 
   return !few && has_wgmma(x.device()) ? FewRowsKernel::batch : FewRowsKernel::any_chip;
 }
 
-// Whether there is one kernel for the rows of a prompt. With fewer tiles of y, most multiprocessors would be idle.
+// Whether decode_linear_many() computes a product. With fewer tiles of y, most multiprocessors would be idle.
 bool many_rows_kernel_takes(const Tensor& x, const std::vector<DecodeWeight>& weights,
                             const DecodeLinearOptions& options, std::int64_t columns) {
   constexpr std::int64_t kTile = 128;

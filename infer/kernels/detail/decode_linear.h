@@ -10,7 +10,7 @@
 namespace mica::infer {
 
 // Text generation computes one new position per sequence at a time, without gradients. With so few rows, most of the
-// time is spent reading weights. These functions read them fast. See README.md beside this file.
+// time is spent reading weights. These functions read them fast. See infer/kernels/README.md.
 
 /// The weight and bias of a linear layer. The weight is either `matrix` or `quantized`; the other one is undefined.
 struct DecodeWeight {
@@ -56,7 +56,7 @@ Tensor decode_linear(const Tensor& x, const std::vector<DecodeWeight>& weights,
 bool has_prompt_kernels(Device device);
 
 /// Prepares the attention of T new positions per sequence, such as a prompt: normalizes and rotates their queries and
-/// keys, writes keys and values into the cache's slots `first` to `first` + T − 1, and returns the queries, (B, T, H,
+/// keys, stores keys and values at the cache's indices `first` to `first` + T − 1, and returns the queries, (B, T, H,
 /// D). The caller computes the attention itself.
 ///
 /// `qkv` (B · T, (H + 2 Hkv) · D), contiguous, has queries, keys and values side by side, sequence by sequence; q, k, v
@@ -64,7 +64,7 @@ bool has_prompt_kernels(Device device);
 /// padding is rotated as position 0.
 ///
 /// Throws Error for dtypes and GPUs without such a kernel (see has_prompt_kernels()), if gradients are recorded, if the
-/// slots are not in the cache, or if a shape, dtype or device does not match.
+/// indices exceed the cache's capacity, or if a shape, dtype or device does not match.
 Tensor decode_append(const Tensor& qkv, const DecodeAttention& args, std::int64_t first);
 
 /// The cosine and sine of each rotary angle for the positions from `first` to `first` + `count` − 1, times `scale`, as

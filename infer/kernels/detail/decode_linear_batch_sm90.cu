@@ -1,4 +1,4 @@
-// Products of 9 to 32 rows with one to three weights side by side, by wgmma. The weight is the first operand of wgmma,
+// Products of up to 32 rows with one to three weights side by side, by wgmma. The weight is the first operand of wgmma,
 // 64 outputs at a time; the rows of x are the second. Most of the time is spent reading the weights and waiting, so the
 // copy engine starts to load weights before the previous kernel has ended.
 //
@@ -33,8 +33,7 @@ namespace {
 
 constexpr int kThreads = kWarpgroup + kWarp;
 constexpr int kMostStages = 8;
-// With this many stages, two blocks fit on a multiprocessor, or one of them and one block of the kernel for many
-// outputs.
+// With this many stages, two blocks fit on a multiprocessor, or one of them and one block of decode_linear_wide().
 template <class Weights>
 constexpr int kUsedStages = Weights::kIsPacked ? 8 : 6;
 constexpr int kMostBlocks = 8;  // per cluster
@@ -136,8 +135,7 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
 // Multiplies a piece of x by the norm's weight, and adds the squares of x to `squares`. A thread has every 16th row.
 template <class T, int kRows>
 __device__ void scale(unsigned char* x, const T* norm, float (&squares)[kRows / 16]) {
-  // A thread has one pack of each of its lines, at the same place in the line. Since the lines are 16 apart, the
-  // swizzle puts the same pack there.
+  // A thread has one pack of each of its lines, at the same offset: its lines are 16 apart, so they are swizzled alike.
   const int thread = static_cast<int>(threadIdx.x);
   const int pack = (thread % kPacks) ^ (thread / kPacks % kPacks);
 #pragma unroll
@@ -146,7 +144,7 @@ __device__ void scale(unsigned char* x, const T* norm, float (&squares)[kRows / 
   }
 }
 
-// Multiplies x of a piece that has arrived by the norm's weight, if there is a norm.
+// Multiplies a piece of x, which has arrived, by the norm's weight, if there is a norm.
 template <class T, int kRows, bool kNorm>
 __device__ void prepare(Shared<kRows>& s, unsigned char* x, const Ring& ring, float (&squares)[kRows / 16]) {
   if constexpr (kNorm) {
@@ -187,8 +185,8 @@ struct Ones {
   __device__ const Pairs& operator()(int) const { return pairs; }
 };
 
-// Computes the sums for packed weights. A piece is converted while the previous one is multiplied; the first two are
-// converted before x has arrived. Products with ones give the sums of x.
+// Computes the sums for packed weights, and the sums of x as products with ones. A piece is converted while the
+// previous one is multiplied; the first two are converted before x has arrived.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void multiply_packed(const Memory<Weights, kRows>& m, const Arguments<Weights>& a, float (&sums)[kRows / 2],
                                 float (&squares)[kRows / 16]) {
@@ -334,7 +332,7 @@ __device__ void load_residual(const Arguments<Weights>& a, const Share<kSwiglu>&
   }
 }
 
-// Writes this block's share of the rows. kAlone: the cluster has no other blocks.
+// Writes this block's part of the rows. kAlone: the cluster has no other blocks.
 template <int kRows, bool kNorm, bool kSwiglu, bool kAlone, class Weights>
 __device__ void write_out(const Shared<kRows>& s, const Arguments<Weights>& a, const Share<kSwiglu>& share,
                           const float (&first)[kAhead]) {
@@ -427,8 +425,8 @@ __global__ void __launch_bounds__(kThreads) decode_linear_batch_kernel(const __g
 #endif
 }
 
-// The number of blocks that share the terms of an output: as many as possible while the grid has at most kEnoughBlocks
-// blocks.
+// The number of blocks among which the terms of an output are split: as many as possible while the grid has at most
+// kEnoughBlocks blocks.
 int blocks_of_cluster(std::int64_t tiles, std::int64_t pieces, int rows) {
   int blocks = 1;
   while (2 * blocks <= std::min(kMostBlocks, rows) && pieces % (2 * blocks) == 0 &&

@@ -2,7 +2,7 @@
 //
 //     y (M, N) = f(norm(x) · Wᵀ + bias) + residual          f: none, or SwiGLU of two weights
 //
-//     block: 8 or 16 outputs of one or two weights ("halves")
+//     block: one or two groups ("halves") of 8 or 16 outputs; with SwiGLU, the same outputs of gate and up
 //
 //         W, K terms of a row ------------------------------>
 //         +-------+-------+-------+-------+-------+-------+--
@@ -13,11 +13,10 @@
 //          sums of each warp -> shared memory -> a warp adds them in order -> f, residual -> y
 //
 // The weight is operand A of the tensor cores, so x is padded to 8 rows instead of 16. The terms of a product may be
-// added in any order. So lane t of four takes 8 adjacent terms of a row of W by one load of 16 bytes, and the same 8
-// terms of x.
+// added in any order, so lane t of four loads 8 adjacent terms of a row of W as 16 bytes, and the same 8 terms of x.
 //
-// Weights do not depend on the previous kernel. So each warp starts to load its first units, and only then waits for
-// that kernel.
+// Weights do not depend on the previous kernel, so each warp starts to load its first units before it waits for that
+// kernel.
 
 #include <algorithm>
 #include <cstdint>

@@ -55,7 +55,7 @@ struct Parts {
     return part;
   }
 
-  /// A part's biases of `column` and of the next one; 0 if there are none.
+  /// The biases of `column` and of the next one, which belong to this part; 0 if it has none.
   template <class T>
   __device__ float2 biases(int part, int column) const {
     const Part& p = parts[part];
@@ -86,9 +86,8 @@ struct Operands {
   static constexpr gemm::Lines kA = gemm::Lines::depth;
   static constexpr gemm::Lines kB = gemm::Lines::depth;
   static constexpr bool kIsDependent = true;
-  /// The columns that one copy loads. All of them must belong to the same weight. For SwiGLU, half of a tile belongs to
-  /// gate and half to up. Otherwise, each weight begins at a multiple of 128 columns; so tiles of 192 columns are
-  /// loaded 64 columns at a time.
+  /// The columns that one copy loads, all of the same weight. For SwiGLU, half of a tile belongs to gate and half to
+  /// up; otherwise each weight begins at a multiple of 128 columns, so tiles of 192 are loaded 64 columns at a time.
   static constexpr int kBoxColumns = P::kColumns % 128 == 0 ? P::kColumns / 2 : 64;
 
   CUtensorMap x;
@@ -213,8 +212,8 @@ struct Residual {
   }
 };
 
-/// The product consists of the heads' queries, keys and values. Rotates queries and keys. Stores queries to y, and keys
-/// and values into the cache.
+/// The epilogue of the product that gives the heads' queries, keys and values. It rotates queries and keys, and stores
+/// queries to y, and keys and values into the cache.
 template <class T>
 struct Append {
   using Element = T;
@@ -338,8 +337,8 @@ void launch(const DecodeLinearArgs& args, const Epilogue& epilogue) {
                              args.x.size(1), operands, epilogue);
 }
 
-/// Calls f.operator()<P>() with the tile size that takes the least time, if the time of a tile is proportional to its
-/// columns. Sizes differ because the last round of tiles may use only few of the multiprocessors.
+/// Calls f.operator()<P>() with the fastest tile size, assuming that the time of a tile is proportional to its columns.
+/// The sizes differ in the number of multiprocessors that the last wave of tiles leaves idle.
 template <class F>
 void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
   const auto time = [&](int tile) {

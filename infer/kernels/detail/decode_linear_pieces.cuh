@@ -1,8 +1,9 @@
 #pragma once
 
-// Shared by the products of few rows by wgmma. The weight is the first operand, 64 outputs at a time (SwiGLU: 32 of
-// gate and the same 32 of up); the rows of x are the second. A piece has 64 terms of both. A row of x in a piece is a
-// line of 128 bytes, which the copy engine swizzles.
+// What the products of few rows by wgmma share (decode_linear_batch_sm90.cu, decode_linear_wide_sm90.cu). The weight is
+// the first operand, 64 outputs at a time (SwiGLU: 32 of gate and the same 32 of up); the rows of x are the second.
+// Both are divided along K into pieces of 64 terms. A row of x in a piece is a line of 128 bytes, which the copy engine
+// swizzles.
 
 #include <mica/core/cuda/detail/ring.cuh>
 #include <mica/core/cuda/detail/tensor_copy.cuh>
@@ -119,8 +120,8 @@ __device__ void multiply_piece(float (&sums)[kRows / 2], const unsigned char* w,
   cuda::commit_products();
 }
 
-/// threadIdx.x. For packed weights, this hides from the compiler that it was read before. Otherwise the compiler would
-/// keep values derived from it in registers, which the products need.
+/// Returns threadIdx.x. For packed weights, the compiler cannot tell that it was read before, so it does not keep
+/// values derived from it in registers, which the products need.
 template <class Weights>
 __device__ int thread_now() {
   int thread = static_cast<int>(threadIdx.x);

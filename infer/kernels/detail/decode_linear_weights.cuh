@@ -55,7 +55,7 @@ struct PackedWeights {
   static constexpr int kBits = kBitsOf;
   static constexpr int kUnits = kUnitsOf;
   static constexpr int kConsumers = 4;  // warpgroups of decode_linear_wide(): more, since they convert integers
-  static constexpr bool kTakesFewRows = kBits > 4;  // up to 16 rows of 4 bits: few_rows_kernel() in decode.cpp
+  static constexpr bool kTakesFewRows = kBits > 4;  // 4 bits: see few_rows_kernel() in decode_linear.cpp
   static constexpr int kPieceLines = kTerms * kBits / 32;
   static constexpr int kLines = kUnits * kPieceLines;
   static constexpr int kHalfOutputs = kLineBytes / 4;
@@ -73,8 +73,8 @@ struct PackedWeights {
     int group_shift;  // a group has 2^group_shift pieces
   };
 
-  /// The output that is row g + 8 i of the first operand of warp `warp`. A warp reads either the even or the odd pieces
-  /// of 16 bytes in a line. With the swizzle, lanes that read adjacent lines therefore use different banks.
+  /// The output that is row g + 8 i of the first operand of warp `warp`. A warp reads either the even or the odd packs
+  /// (16 bytes) of a line. With the swizzle, lanes that read adjacent lines therefore use different banks.
   __device__ static int output(int warp, int g, int i) {
     return warp / 2 * kHalfOutputs + g / 2 * 8 + warp % 2 * 4 + g % 2 * 2 + i;
   }
@@ -96,7 +96,7 @@ struct PackedWeights {
     }
   }
 
-  /// A lane's part of a piece: the first operand, and scales and zeros of two outputs.
+  /// What a lane has of a piece: the first operand, and scales and zeros of two outputs.
   struct Fragment {
     std::uint32_t pairs[kTerms / 16][4];
     std::uint32_t scales, zeros;
@@ -137,8 +137,8 @@ struct PackedWeights {
   template <bool kSwiglu>
   struct Reader {
     static constexpr int kLineTerms = 32 / kBits;
-    int words;        // offset in a stage of the lane's first line, plus that in a 16-byte piece, in bytes
-    int place;        // the 16-byte piece of the line, swizzled for the first line
+    int words;        // offset in a stage of the lane's first line, plus that in a pack, in bytes
+    int place;        // index of the pack in the line, swizzled for the first line
     int factors;      // offset in the scales, or the zeros, in bytes
     unsigned select;  // selector of __byte_perm
 
@@ -168,7 +168,7 @@ struct PackedWeights {
       } else if constexpr (std::is_same_v<T, Float16>) {
         return __byte_perm(word, 0x64646464, select);
       } else {
-        // Converts to float32 first. Its upper half is the bfloat16, exactly, since the integer has only 8 bits.
+        // Converts to float32, whose upper half is the exact bfloat16, since the integer has only 8 bits.
         const auto number = [&](unsigned selected) {
           return __float_as_uint(__uint_as_float(__byte_perm(word, 0x4b000000, selected)) - 8388608.0f);
         };
@@ -194,7 +194,7 @@ struct PackedWeights {
       const int at = factors + (group_shift == 0 ? unit : 0) * (kSwiglu ? kHalfOutputs : kOutputs) * 2;
       f.scales = *reinterpret_cast<const std::uint32_t*>(scales + at);
       f.zeros = *reinterpret_cast<const std::uint32_t*>(scales + kFactorBytes + at);
-      f.pin();  // keeps the conversion here, where other products run; it must not move behind the wait for them
+      f.pin();  // the conversion must stay here, where other products run, and not move behind the wait for them
     }
   };
 };

@@ -1,17 +1,19 @@
 // Products of up to 32 rows with weights of many outputs, by wgmma: the head, and gate and up of a batch. All of x
-// stays in shared memory, normalized once, while pieces of the weights pass through a ring of stages.
+// stays in shared memory and is normalized once, while the weights pass through a ring of stages. Both are divided
+// along K into pieces of 64 terms.
 //
-//     block: one tile of 64 outputs (SwiGLU: 32 of gate and the same 32 of up) after the other, with all terms
+//     block (persistent): computes tile after tile of 64 outputs (SwiGLU: 32 of gate and the same 32 of up), with all
+//     terms
 //
 //         x, all pieces of 64 terms:       | x 32 x 64 | x | x | x | ...    multiplied by the norm's weight, in place
 //
-//         a ring of pieces of the weight:  | w 64 x 64 | w | w | w | ...    the first before the previous kernel ends
+//         a ring of pieces of the weight:  | w 64 x 64 | w | w | w | ...    loads start before the previous kernel ends
 //                                               |        |
 //         two warpgroups                    even pieces  odd pieces
 //                                               |        |
 //                                          sums of each in shared memory --> y
 //
-// With a packed weight, a stage has two pieces, and stages are dealt out to four warpgroups round-robin.
+// With a packed weight, a stage has two pieces, and four warpgroups take stages round-robin.
 
 #include <algorithm>
 
@@ -35,8 +37,8 @@ constexpr int kMostStages = 16;
 constexpr int kUnits = 2;              // pieces per stage of a packed weight
 constexpr int kMostInput = 128 << 10;  // bytes of x in shared memory
 
-// The most bytes of stages if a block has only one tile. It is small, so that blocks of the previous and of the next
-// kernel fit on the multiprocessor, too.
+// The most bytes of stages of a block that has only one tile. This leaves shared memory for blocks of the previous and
+// the next kernel on the same multiprocessor.
 template <class Weights>
 constexpr int kBytesOfOneTile = Weights::kIsPacked ? 40 << 10 : 48 << 10;
 
@@ -114,8 +116,8 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
     }
   };
   Ring ring{.stages = a.stages};
-  // The number of stages that are still unused: a copy into such a stage need not wait for it to be empty. At 0, x is
-  // loaded next; -1 means that this has been done. One variable instead of two saves a register.
+  // The number of stages that are not used yet, for which a copy need not wait. When all are used, x is loaded and the
+  // number becomes -1: one variable for both saves a register.
   int early = a.stages;
   for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
     const Place<kSwiglu> place(a.operands, tile);
@@ -141,7 +143,7 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
 }
 
 // Multiplies x by the norm's weight, and sums the squares of each row. For packed weights, also sums each row of each
-// piece.
+// piece, since their zeros are multiplied by these sums.
 template <class Weights, int kRows, bool kNorm>
 __device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   using T = typename Weights::T;
@@ -298,8 +300,8 @@ __device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<
   }
 }
 
-// A warpgroup's products with a packed weight. A piece is converted while the previous one is multiplied; the first two
-// are converted before x has arrived. Stages are dealt out round-robin over all tiles, so that each stage always
+// A warpgroup's products with a packed weight: it converts a piece while the previous one is multiplied, and the first
+// two before x has arrived. The round-robin order of stages continues from tile to tile, so a stage of the ring always
 // belongs to the same warpgroup.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 class PackedConsumer {
@@ -321,7 +323,7 @@ class PackedConsumer {
   }
 
   __device__ void run() {
-    bool ahead = left_ > 0;  // whether the stage's second piece is loaded
+    bool ahead = left_ > 0;  // this stage's second piece is loaded already
     if (ahead) {
       load_first();
       load_second();

@@ -25,7 +25,7 @@ bool has_shape(const DecodeWeight& w, std::int64_t in, std::int64_t out) { retur
 
 bool is_defined(const DecodeWeight& w) { return w.matrix.defined() || w.quantized.packed.defined(); }
 
-// Whether the kernel takes a weight beside the step's first one.
+// Whether the kernel supports weight w in a step whose first weight is `first`.
 bool takes(const DecodeWeight& w, const DecodeWeight& first, const Tensor& like) {
   if (!is_defined(w)) {
     return false;

@@ -20,8 +20,7 @@ inline constexpr int kConsumers = kConsumerWarps * kWarp;
 inline constexpr int kFinishers = 2 * kWarp;
 inline constexpr int kCopiers = 2 * kWarp;
 inline constexpr int kThreads = kConsumers + kFinishers + kCopiers;
-// A launch gives each thread 168 registers. The other threads then release most of theirs, and the consumers acquire
-// these.
+// A launch gives each thread 168 registers. Finishers and copiers then release most of theirs to the consumers.
 inline constexpr int kConsumerRegisters = 216;
 inline constexpr int kOtherRegisters = 72;
 static_assert(kConsumers * kConsumerRegisters + (kThreads - kConsumers) * kOtherRegisters <= kThreads * 168);
@@ -32,8 +31,8 @@ inline constexpr int kBatchGroups = 8;  // groups of rows whose sums are added a
 inline constexpr int kBatchRows = kBatchGroups * kStageRows;
 static_assert(kBatchRows == kFinishers);
 inline constexpr int kAhead = 4;  // groups of rows that a warp holds in registers
-// Stages that are in flight at once. In the layers there are few, since the words that blocks exchange queue behind
-// them in the memory system. While the head's weights are copied, no words are exchanged.
+// Stages that are in flight at once. The layers have few, since the words that blocks exchange queue behind them in the
+// memory system; while the head's weights are copied, no words are exchanged.
 inline constexpr int kOnTheWay = 2;
 inline constexpr int kOnTheWayOfHead = 6;
 inline constexpr int kSegmentsAtOnce = 4;
@@ -51,10 +50,10 @@ inline constexpr int kFewSplits = 4;      // parts that are read at once
 inline constexpr int kKeysOfSplit = 128;  // keys per split, as long as there are at most kFewSplits splits
 inline constexpr int kMostKeysOfSplit = 256;
 inline constexpr int kMostHeadWidth = 128;
-inline constexpr int kKeysAtOnce = 4;   // keys per team in a round
+inline constexpr int kKeysAtOnce = 4;   // keys per row group in a round
 inline constexpr int kRoundsAhead = 2;  // rounds that are loaded in advance
 
-/// What a step leaves to the next one. All members are zero before the first step.
+/// What a step leaves to the next one. All members are 0 before the first step.
 struct StepState {
   int ended;                   // the number of steps that have ended, mod 2
   int arrived;                 // warps that have reached the end of this step
@@ -128,8 +127,8 @@ __device__ inline int in_register(int value) {
   return value;
 }
 
-/// Writes a word: two elements, or one float, with all bits inverted. A word that is 0 has not been written yet. A
-/// result never becomes 0, since that is the inverse of a NaN whose bits are all 1, which arithmetic does not return.
+/// Writes a word: two elements, or one float, with all bits inverted. A word of 0 has not been written yet: arithmetic
+/// does not return the NaN whose bits are all 1, so no result is inverted to 0.
 __device__ inline void publish(std::uint32_t* to, std::uint32_t value) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(~value) : "memory");
 }
@@ -139,8 +138,8 @@ __device__ inline void publish(std::uint32_t* to, float first, float second) {
                : "memory");
 }
 
-/// The index of a word of a list. 32 bytes of words are followed by 96 unused bytes: all blocks poll the same words,
-/// and lines of 128 bytes are distributed over the slices of the L2 cache.
+/// The offset of a word in a list. 32 bytes of words are followed by 96 unused bytes, so that the words that all blocks
+/// poll are spread over the slices of the L2 cache, among which lines of 128 bytes are distributed.
 __device__ inline int place(int word) {
   constexpr int kTogether = 8;
   return word / kTogether * (kTogether * static_cast<int>(kWordSpread)) + word % kTogether;
@@ -171,8 +170,8 @@ struct WordsOf {
   }
 };
 
-/// Reads the adjacent words at from(i) once, for each i for which has[i]. The other words become ones, so that they
-/// count as complete.
+/// Reads the adjacent words at from(i) once, for each i for which has[i]. All bits of the other words become 1,
+/// so that they count as complete.
 template <int kCount, int kWords, class F>
 __device__ void request(const F& from, const bool (&has)[kCount], WordsOf<kWords> (&words)[kCount]) {
 #pragma unroll

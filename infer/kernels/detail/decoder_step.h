@@ -8,8 +8,8 @@
 
 namespace mica::infer {
 
-// One step of text generation for one sequence, all layers in a single kernel, without gradients. See README.md beside
-// this file.
+// One step of text generation for one sequence, all layers in a single kernel, without gradients. See
+// infer/kernels/README.md.
 
 /// The weights of a pre-norm decoder block, such as nn::LlamaBlock, and its keys and values in the cache:
 ///
@@ -58,7 +58,7 @@ std::int64_t decoder_step_scratch(const DecoderStep& step);
 
 /// The logits of the next token, (1, outputs of the head), of the norm's dtype. Appends keys and values to the caches
 /// like decode_attention(). A chain of decode_linear() and decode_attention() computes the same and rounds at the same
-/// places, but adds in another order.
+/// points, but adds in another order.
 ///
 /// Requires has_decoder_step(), which it does not check again. Throws Error if gradients are recorded, or if x or the
 /// token, length, next_token or scratch does not match.

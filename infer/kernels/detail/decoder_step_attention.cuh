@@ -32,10 +32,11 @@ struct AttentionSums {
   alignas(16) float values[kConsumerWarps][kMostHeadWidth];
 };
 
-/// The cached positions that the new one sees, and how they are split. The order of sums depends on `count` alone.
+/// The cached positions that the new one attends to, and how they are split. The order of sums depends on `count`
+/// alone.
 struct Keys {
   int count;
-  int first_slot;  // of the first cached position; the slots are a ring
+  int first_slot;  // cache index of the first of them; indices wrap around at the capacity
   int new_slot;
   int splits;
 
@@ -46,8 +47,8 @@ struct Keys {
         new_slot(static_cast<int>(length % capacity)),
         splits(splits_of(count)) {}
 
-  /// With more splits, a block has fewer keys and reads them faster. But more than kFewSplits parts take longer to
-  /// merge.
+  /// With more parts, a block has fewer keys and reads them faster, but merging more than kFewSplits parts takes
+  /// longer.
   __device__ static int splits_of(int count) {
     const int few = min(max((count + kKeysOfSplit - 1) / kKeysOfSplit, 1), kFewSplits);
     return max(few, min((count + kMostKeysOfSplit - 1) / kMostKeysOfSplit, kMostSplits));
@@ -74,7 +75,7 @@ struct Part {
   }
 };
 
-/// Attention of one query head to a part of the keys. A team of lanes has a key, with 8 columns per lane.
+/// Attention of one query head to a part of the keys. A row group of lanes has a key, with 8 columns per lane.
 template <class T, int kWidth>
 struct Attention {
   static constexpr int kTeamLanes = kWidth / kOctet;
@@ -92,7 +93,7 @@ struct Attention {
   __device__ int team() const { return c.lane() / kTeamLanes; }
   __device__ int column() const { return c.lane() % kTeamLanes * kOctet; }
 
-  /// Sums each value over the lanes of a team. All of these lanes get the sums.
+  /// Sums each value over the lanes of a row group. All of these lanes get the sums.
   template <int kCount>
   __device__ void sum_team(float (&values)[kCount]) const {
 #pragma unroll
@@ -214,8 +215,8 @@ struct Attention {
     add_weighted(from, count, scores, softmax);
   }
 
-  /// Begins the softmax of the first warp with the new key, which team 1 (`has_key`) has prepared in `query`, and
-  /// appends it and the new value to the cache. Afterwards, all teams have the query.
+  /// Begins the softmax of the first warp with the new key, which row group 1 (`has_key`) has prepared in `query`, and
+  /// appends it and the new value to the cache. Afterwards, all row groups have the query.
   __device__ void add_new_key(const Part& part, bool has_key, std::int64_t row, const WordsOf<kOctet / 2>& value,
                               float (&query)[kOctet], Softmax& softmax) const {
     const Pack last_key = cuda::pack_of<T>(query);
@@ -238,11 +239,11 @@ struct Attention {
     }
   }
 
-  /// Computes the softmax of the team's keys, with the lane's columns of the values.
+  /// Computes the softmax of the row group's keys, with the lane's columns of the values.
   __device__ Softmax attend(const Part& part) const {
     const std::int64_t row = static_cast<std::int64_t>(part.key_head) * c.a.capacity * kWidth + column();
     const int stride = keys.splits * kConsumerWarps * kTeams;
-    // The team has every stride-th key.
+    // The row group has every stride-th key.
     int at = (part.split * kConsumerWarps + c.warp()) * kTeams + team();
     int to_add = at < keys.count ? (keys.count - at + stride - 1) / stride : 0;
     const auto load = [&](KeysAndValues& to) {
@@ -268,8 +269,8 @@ struct Attention {
     // in_register() makes this division run before the query arrives.
     const int rounds = in_register((keys.count + stride * kKeysAtOnce - 1) / (stride * kKeysAtOnce));
 
-    // Each team prepares the new query. Only if the part has the new key, team 1 of the first warp prepares that key
-    // instead, and takes the new value.
+    // Each row group prepares the new query. But if the part has the new key, row group 1 of the first warp prepares
+    // that key instead, and reads the new value.
     const bool is_first = part.has_new_key && c.warp() == 0;
     const bool has_key = is_first && team() == 1;
     const Factors factors(rotation, has_key ? l.k_norm : l.q_norm, column());
@@ -304,8 +305,8 @@ struct Attention {
     return softmax;
   }
 
-  /// Merges the softmaxes of a warp's teams. Afterwards, a lane has kColumns columns of the result, from the returned
-  /// column on.
+  /// Merges the softmaxes of a warp's row groups. Afterwards, a lane has kColumns columns of the result, from the
+  /// returned column on.
   __device__ int merge_teams(Softmax& mine) const {
     float most = mine.most;
 #pragma unroll
@@ -329,8 +330,8 @@ struct Attention {
     return first;
   }
 
-  /// The block processes a part of a head's keys. If this is the only part, it writes the head's result. Otherwise it
-  /// writes the part, and the blocks that need the result merge the parts.
+  /// Processes a part of a head's keys. If it is the only part, the block writes the head's result; otherwise it writes
+  /// the part's result, and the blocks that read attention's result merge the parts.
   __device__ void attend_in_block(const Part& part) const {
     const int splits = keys.splits;
     Softmax softmax = attend(part);

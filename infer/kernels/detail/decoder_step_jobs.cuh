@@ -17,9 +17,9 @@ struct Product {
   int outputs;  // of the product; with swiglu, half of the weights' outputs
   bool swiglu;
   bool adds_residual;
-  bool is_spread;              // groups of rows are dealt out to the blocks round-robin; else a block has adjacent rows
+  bool is_spread;              // blocks take groups of rows round-robin; else a block has adjacent rows
   const T* norm;               // or null
-  const std::uint32_t* in;     // null: the step's x. The pointers to words are those of an even step
+  const std::uint32_t* in;     // null: the step's x. This pointer and those below are for even steps
   std::uint32_t* out;          // null: the logits
   const std::uint32_t* parts;  // the parts of `in` if attention is split; null if `in` is not from attention
   const std::uint32_t* stats;
@@ -147,10 +147,9 @@ struct Job {
         segments((product.depth + kSegment - 1) / kSegment) {}
 };
 
-/// The stages in shared memory. A wait on a barrier tells phases apart only by their parity. A warp that comes so late
-/// that the barrier has completed one more phase would block until the next one, perhaps forever. So a copying warp
-/// waits only for stages that it fills itself, since these cannot advance without it. If two warps copy alternately,
-/// each stage always belongs to the same warp.
+/// The stages in shared memory. A wait tells the phases of a barrier apart only by their parity, so a warp that is late
+/// by a whole phase would wait for the next one, perhaps forever. A copying warp therefore waits only for stages that
+/// it fills itself, since these cannot advance without it; if two warps copy alternately, each has stages of its own.
 struct Ring : cuda::VariableRing {
   char* memory;
   std::uint64_t* full;

@@ -242,7 +242,7 @@ struct Consumer {
     }
   }
 
-  /// Multiplies kCount groups by x and writes the warp's sums. If there are several, also the sum of squares of x.
+  /// Multiplies kCount groups by x and writes the warp's sums and, if kCount > 1, its sum of squares of x.
   template <class W, int kCount>
   __device__ void put(const typename W::Fragment* from, const LaneX& of_lane, const float (&of_groups)[kSliceGroups],
                       float squares, float* to) {
@@ -280,8 +280,8 @@ struct Consumer {
     for (int done = 0; done < groups; done += kBatchGroups) {
       const int count = min(kBatchGroups, groups - done);
       float* const to = sums.rows[buffer][warp()] + lane() / 4;
-      // Multiplies the groups from `group` on. Each product of a group waits for the group's previous one, so several
-      // groups are interleaved. Sums of groups that the batch does not have may also be written, but are not read.
+      // Multiplies the groups from `group` on, several of them interleaved, since each product of a group waits for the
+      // group's previous one. Sums of groups that the batch does not have may be written, too; nothing reads them.
       const auto put_some = [&]<int kCount>(int group, const Fragment(&from)[kCount]) {
         const int there = count - group;
         if (kCount > 1 && there > kCount / 2) {
@@ -397,7 +397,7 @@ struct Finisher {
   float residual = 0;   // for this thread's row of o_proj and down_proj
   Candidate largest{};  // of this thread's logits
 
-  /// Reads the residual of that row from the step's x.
+  /// Reads the residual of this thread's row from the step's x.
   __device__ void read_residual(const StepInput<T>& input, const Share<T>& share) {
     if (thread < share.outputs) {
       residual = input.at(share.first + thread);

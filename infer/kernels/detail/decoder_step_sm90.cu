@@ -18,7 +18,7 @@
 //
 // There are variants for weights of 16-bit floats and for packed weights of 4 and 8 bits.
 //
-// Addresses of weights do not depend on results. So the copies continue across phases and layers, and keep memory busy
+// Addresses of weights do not depend on results, so the copies continue across phases and layers, and keep memory busy
 // while a phase waits for the previous one.
 //
 // There is no barrier between phases. A word of 32 bits holds two elements, or one float, and is 0 until it is written;
@@ -83,7 +83,7 @@ __device__ void clear_words(const Arguments<T>& a, std::uint32_t* of_next_step, 
   }
 }
 
-/// What a step starts with, as the previous step has left it. In shared memory.
+/// What a block finds out at the start of a step, from what the previous step has left. In shared memory.
 template <class T>
 struct Start {
   StepInput<T> input;

@@ -20,10 +20,10 @@ __device__ inline Octet load_octet(const void* from) {
   return {{bits.x, bits.y, bits.z, bits.w}};
 }
 
-/// A lane's part of a slice of x, for the second operand of the tensor cores. The first operand has 16 rows, but there
-/// are only 8 rows of weights. So each row of weights takes two rows of the operand: of the 4 pairs in a lane's octet,
-/// 0 and 2 are in row g, 1 and 3 in row g + 8. Even columns of the second operand have the elements of x that belong to
-/// pairs 0 and 2, odd columns those of pairs 1 and 3. The product is the sum of results (g, 0) and (g + 8, 1). In
+/// A lane's elements of a slice of x, for the second operand of the tensor cores. The first operand has 16 rows, but
+/// only 8 rows of weights are multiplied at a time, so each of them takes two rows of the operand: pairs 0 and 2 of a
+/// lane's octet are in row g, pairs 1 and 3 in row g + 8. Even columns of the second operand have the elements of x for
+/// pairs 0 and 2, odd columns those for pairs 1 and 3, so the product is the sum of results (g, 0) and (g + 8, 1). In
 /// shared memory, the pairs of an octet of x are in the order 0, 2, 1, 3.
 struct LaneX {
   uint2 pairs[kSliceChunks];
@@ -41,7 +41,7 @@ struct LaneX {
 template <class T>
 struct FloatWeights {
   static constexpr bool kIsPacked = false;
-  static constexpr int kUnit = 2;                                             // outputs: those of a word
+  static constexpr int kUnit = 2;                                             // outputs, since a word has two
   static constexpr int kPitch = kSegment * static_cast<int>(sizeof(T)) + 64;  // bytes per row; no bank conflicts
   static constexpr int kStageBytes = kStageRows * kPitch;
   static constexpr int kStageGroups = 1;
@@ -50,8 +50,7 @@ struct FloatWeights {
   static_assert(kOnTheWay % kCopiersInTurn == 0 && kOnTheWayOfHead % kCopiersInTurn == 0);
   static constexpr int kArrivals = kStageRows;  // arrivals per stage: one for each row
 
-  /// Starts to copy a stage. Called by one warp. Issuing a bulk copy takes a warp about 50 cycles, so two warps
-  /// alternate.
+  /// Starts to copy a stage; called by one warp. Two warps alternate, since issuing a bulk copy takes about 50 cycles.
   __device__ static void copy(const Arguments<T>&, const Job<T>& job, int group, int, int segment, int copier,
                               const Ring& ring) {
     const int lane = copier % kWarp;
@@ -74,7 +73,7 @@ struct FloatWeights {
     Octet chunks[kSliceChunks];
   };
 
-  /// Past the product's depth, x is 0, and the stage still has its previous contents, which are finite numbers.
+  /// Past the product's depth, the stage has old contents. They are finite, and x is 0 there, so they add nothing.
   __device__ static void load(Fragment& f, const char* stage, int, int warp, int lane, int) {
     const char* const from =
         stage + lane / 4 * kPitch + (warp * kSlice + lane % 4 * kOctet) * static_cast<int>(sizeof(T));

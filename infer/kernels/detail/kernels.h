@@ -11,7 +11,7 @@ using infer::DecoderLayer;
 using infer::DecoderStep;
 using infer::DecodeWeight;
 
-inline constexpr std::int64_t kMultiple = 64;  // of all sizes that the kernels for few rows support
+inline constexpr std::int64_t kMultiple = 64;  // divides all sizes that the kernels for few rows support
 inline constexpr std::int64_t kMostDecodeRows = 32;
 inline constexpr int kMostDecodeWeights = 3;
 inline constexpr std::int64_t kFewRowsOfFourBits = 16;  // the most rows of decode_linear() with 4-bit weights
@@ -25,7 +25,7 @@ struct DecodeAppendTo {
   std::int64_t steps = 0;
 };
 
-/// decode_linear() of checked, contiguous arguments that the kernels support (few_rows_kernel() in decode.cpp).
+/// decode_linear() of checked, contiguous arguments that the kernels support (few_rows_kernel() in decode_linear.cpp).
 struct DecodeLinearArgs {
   const Tensor& x;
   const std::vector<DecodeWeight>& weights;
@@ -35,7 +35,7 @@ struct DecodeLinearArgs {
 };
 void decode_linear(Cuda, const DecodeLinearArgs& args);
 
-/// The same for 9 to 32 rows, on a GPU with wgmma.
+/// The same by wgmma, on a GPU that has it. few_rows_kernel() decides from how many rows on it is used.
 void decode_linear_batch(Cuda, const DecodeLinearArgs& args);
 
 /// The same for weights of many outputs and up to 32 rows of x, which stay in shared memory.
@@ -99,7 +99,7 @@ bool fits_decoder_step(Cuda, const DecoderStep& step);
 inline constexpr std::int64_t kDecoderStepState = 8;    // elements of the scratch before the words, for StepState
 inline constexpr std::int64_t kMostAttentionParts = 8;  // the most parts that a head's keys are split into
 
-inline constexpr std::int64_t kWordSpread = 4;  // words of elements take this many times their size: see place()
+inline constexpr std::int64_t kWordSpread = 4;  // words of elements take up this many times their size: see place()
 
 /// The number of 32-bit words through which the phases of a layer exchange results. A word holds two elements, or one
 /// float of a part of attention. The scratch has two such lists of words, so this is also the number of int64 for both.

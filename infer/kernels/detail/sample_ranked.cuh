@@ -1,6 +1,6 @@
 #pragma once
 
-// Sorts the scores of a row, as far as draws with top-k and top-p need it. See sample_cuda.cu.
+// Sorts the scores of a row, as far as sampling with top-k and top-p needs it. See sample_cuda.cu.
 
 #include <mica/infer/kernels/detail/sample_bins.cuh>
 
@@ -236,7 +236,7 @@ struct RankedRow : BinnedRow<T> {
     __syncthreads();
   }
 
-  // Samples among the largest scores.
+  // Samples from the tokens of the largest scores.
   __device__ void sample_from_largest(double uniform) {
     Known known;
     int token;

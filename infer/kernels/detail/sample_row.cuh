@@ -1,7 +1,7 @@
 #pragma once
 
-// A row of scores that a cluster draws a token from: its slices, its largest score, and the draw among all tokens. See
-// sample_cuda.cu.
+// A row of scores from which a cluster samples a token: its slices, its largest score, and sampling from all tokens.
+// See sample_cuda.cu.
 
 #include <cstdint>
 #include <limits>
@@ -239,14 +239,14 @@ struct Row {
     return total;
   }
 
-  // Samples among all tokens, in their order.
+  // Samples from all tokens, in their order.
   __device__ void sample_from_all(double uniform) {
     double before;
     double mine;
     const double total = sum_weights(&before, &mine);
     const double target = uniform * total;
-    // Finds the thread in whose columns the sum reaches the target: it counts the threads for which the sum stays
-    // below.
+    // Finds the thread in whose columns the sum reaches the target. Its number is the count of the threads for which
+    // the sum stays below.
     const int below = __syncthreads_count(before + mine < target ? 1 : 0);
     if (threadIdx.x == 0) {
       s.count = below;
