@@ -71,7 +71,7 @@ class Texts {
 
   // Computes the text from its start, or its last tokens if it exceeds the context.
   void start() {
-    // Once each token reads the whole text again, do not report that as a task.
+    // If the whole text is read again for each token, that is not reported as a task.
     std::optional<ProgressObserver> none;
     if (std::exchange(has_started_, true)) {
       none.emplace(nullptr);
@@ -151,8 +151,8 @@ class Texts {
   Tensor next_;  // (B)
   HostReader reader_;
   bool is_on_host_ = false;  // the last step has written its tokens to a slot of the reader
-  Tensor vocabulary_;        // with a repetition penalty: all tokens,
-  Tensor seen_;              // and which of them each text contains, (B, vocab) bool
+  Tensor vocabulary_;        // with a repetition penalty: all tokens
+  Tensor seen_;              // with a repetition penalty: the tokens that each text contains, (B, vocab) bool
   cuda::Graph graph_;        // of go_on()
 };
 

@@ -11,11 +11,11 @@ namespace mica::infer {
 /// A decoder for nn::Llama. On CUDA, in 16 bits, it has kernels of its own (infer/kernels). The constructor decides
 /// which ones it uses:
 ///
-/// - for steps, five kernels for each layer or, for a single text, one for all layers, if has_decoder_step(). Not with
-///   adapters, if the rotary frequencies depend on the length, or if mica::decode_attention() does not support the
-///   width of heads;
-/// - for prompts, on a GPU of compute capability 9.0, kernels for many rows. Not if weights are quantized or the prompt
-///   is longer than the window.
+/// - for steps, five kernels for each layer or, for a single text, one for all layers, if has_decoder_step(). There are
+///   none for adapters, for rotary frequencies that depend on the length, and for widths of heads that
+///   mica::decode_attention() does not support;
+/// - for prompts, on a GPU of compute capability 9.0, kernels for many rows. There are none for quantized weights, and
+///   for a prompt that is longer than the window.
 ///
 /// Everything else is computed by the model itself, as by ComposedDecoder. The results differ by rounding only.
 class LlamaDecoder final : public Decoder {
@@ -30,7 +30,7 @@ class LlamaDecoder final : public Decoder {
   Tensor read(const Tensor& tokens) override;
   Tensor by_layers(const Tensor& tokens);
   Tensor attend(std::size_t layer, const Tensor& x, std::int64_t count, const Tensor& rotations, bool settled) const;
-  void use_cache();  // its memory may have moved
+  void use_cache();  // takes its tensors again, since its memory may have moved
   Tensor in_one_kernel(const Tensor& token, const Tensor& next_token = {}, std::int64_t* on_host = nullptr);
 
   const nn::Llama& llama_;

@@ -56,7 +56,7 @@ Tensor kept_sum(const Tensor& sums, double top_p) {
   return amax(where(kept, sums, 0), {1}, true);
 }
 
-// One of each row's tokens, (B, 1), by the scores, whose largest ones are `largest`, (B, 1).
+// Samples a token of each row of scores, (B, 1). `largest` has the largest score of each row, (B, 1).
 Tensor drawn(Tensor scores, const Tensor& largest, const SamplingOptions& options, const Tensor& uniforms) {
   // The candidates: all tokens in order of their number or, with top_k or top_p, by descending probability.
   const std::int64_t vocab = scores.size(1);
