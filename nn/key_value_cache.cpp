@@ -45,7 +45,7 @@ KeyValueCache KeyValueCache::clone() const {
     return copy;
   };
   result.device_length_ = copied(device_length_);
-  result.count_ = 0;  // without a step that did not end
+  result.count_ = 0;  // a step that has not ended is not copied
   for (std::vector<Tensor>* const list : {&result.keys_, &result.values_}) {
     for (Tensor& x : *list) {
       x = copied(x);

@@ -35,8 +35,8 @@ namespace mica::nn {
 /// position reads it there and can be captured into a CUDA graph: each replay appends one position. The memory must not
 /// grow between the capture and a replay: call reserve() first.
 ///
-/// A cache can be moved, and then serves captured graphs in its new place; clone() copies it. A cache that was moved
-/// from throws when it is used.
+/// A cache can be moved, and captured graphs remain valid; clone() copies it. A cache that was moved from throws when
+/// it is used.
 class KeyValueCache {
  public:
   struct Config {

@@ -53,9 +53,9 @@ double rotary_scale(const RotaryConfig& config);
 /// Dynamic and longrope scaling depend on the length that a call reaches: the largest position in it, of any sequence
 /// of the batch, plus 1. All rows of the call use the frequencies for that length, as in transformers: with longrope,
 /// the short factors up to original_context, and the long factors beyond it. Keys in a cache keep the rotation of the
-/// call that computed them. So beyond original_context, queries with long factors meet keys with short ones, until
-/// these have left the cache's window. (So do transformers' classes, except for Phi-3's, which computes such a text
-/// again.)
+/// call that computed them. So beyond original_context, queries with long factors are multiplied by keys with short
+/// ones, until these have left the cache's window. (transformers does the same, except for Phi-3, where it computes
+/// such a text again.)
 class RotaryEmbedding : public Module {
  public:
   RotaryEmbedding(std::int64_t head_width, const RotaryConfig& config = {});

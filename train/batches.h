@@ -64,7 +64,7 @@ struct ValidationOptions {
   bool keep = false;              ///< keep all batches on the device, instead of reading them in each validation
 };
 
-/// The data that a model is validated on: a list of batches, of which each rank has its own share.
+/// The data that a model is validated on: a list of batches, of which each rank has its own part.
 class Validation {
  public:
   /// There is no validation.

@@ -45,8 +45,8 @@ struct TrainerOptions {
   distributed::Group group{};    ///< the ranks that train together
   ProgramNames names{};          ///< for messages
 
-  /// Called on rank 0 to save the best model so far, which then has the averages of its weights, if there are any, as
-  /// OUT/model.safetensors (without a folder OUT, wherever it likes). By default, io::save() of its state.
+  /// Called on rank 0 to save the best model so far as OUT/model.safetensors (without a folder OUT, wherever it likes).
+  /// If there are averages of the weights, the model has them then. By default, io::save() of its state.
   std::function<void(const std::filesystem::path& file)> save{};
   /// Called with each checkpoint before it is saved, and after it is loaded, on each rank: for state of the program,
   /// and for checkpoints in a format of its own. `on_resume` is called before anything else reads the checkpoint.
@@ -109,7 +109,7 @@ class Trainer {
   MetricsLog* log() { return log_ ? &*log_ : nullptr; }
 
  private:
-  /// What a number of steps gave.
+  /// The results of the steps since the last collection.
   struct Collected {
     double train_loss;
     std::optional<double> validation_loss{};

@@ -29,7 +29,7 @@ class GroupOptimizer;
 /// The mean loss of a batch, a scalar: a function of Batch::fields and the model.
 using Loss = std::function<Tensor(const Tensors& batch)>;
 
-/// Any optimizer; distributed::ShardedAdamW keeps only a share of the states on each rank. Converts from both.
+/// Any optimizer; distributed::ShardedAdamW keeps only a part of the states on each rank. Converts from both.
 using AnyOptimizer =
     std::variant<std::reference_wrapper<optim::Optimizer>, std::reference_wrapper<distributed::ShardedAdamW>>;
 
@@ -113,11 +113,11 @@ class TrainingStep {
   /// Waits for the steps started since the last call and returns their results.
   std::vector<StepResult> finished();
 
-  /// The mean loss over the batches of all ranks, in evaluation mode. Reports its progress (core/progress.h). Waits.
+  /// The mean loss over the batches of all ranks, in evaluation mode. Reports its progress (core/progress.h). Waits
+  /// for the device.
   double mean_loss(const Validation& data) const;
 
-  /// With averages of the weights, the model has them during the lifetime of such an object. No step may be taken
-  /// meanwhile.
+  /// During its lifetime, the model's weights are their averages, if there are any. No step may be taken meanwhile.
   class Averages {
    public:
     explicit Averages(TrainingStep& training) : training_(training) { exchange(); }
@@ -163,7 +163,7 @@ class TrainingStep {
   std::optional<optim::Ema> ema_;
 
   std::vector<Tensors> batches_;  // of one step; on a GPU always at the same addresses
-  std::vector<double> shares_;    // of the batches' losses in the step's loss; empty: all the same
+  std::vector<double> shares_;    // weights of the batches' losses in the step's loss; empty: all equal
   Tensors losses_;                // of the last step's batches
   Tensor norm_;
   Tensor results_;  // rows of losses and norm, on the device, of the steps not yet collected

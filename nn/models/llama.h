@@ -126,8 +126,8 @@ class Llama : public Module {
   /// would underflow. Backward then runs only once, and there is no second derivative: for these, call
   /// cross_entropy(model(tokens), targets).
   ///
-  /// With `packed`, documents do not attend to each other, and each has its own positions. The
-  /// longest document determines dynamic and longrope scaling (RotaryEmbedding).
+  /// With `packed`, documents do not attend to each other, and each has its own positions. The longest document
+  /// determines dynamic and longrope scaling (RotaryEmbedding).
   Tensor loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed = {}) const;
   /// The logits for the token after the last one only: (B, vocab).
   Tensor next_token_logits(const Tensor& tokens, KeyValueCache* cache = nullptr) const;

@@ -37,7 +37,7 @@ class Replicated final : public GroupOptimizer {
   optim::Optimizer& optimizer_;
 };
 
-/// Each rank has the state for its share of the weights.
+/// Each rank has the state for its part of the weights.
 class Sharded final : public GroupOptimizer {
  public:
   explicit Sharded(distributed::ShardedAdamW& optimizer) : optimizer_(optimizer) {}

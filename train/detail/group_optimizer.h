@@ -37,7 +37,7 @@ std::unique_ptr<GroupOptimizer> group_optimizer(optim::Optimizer& optimizer, con
                                                 const distributed::DataParallelOptions& options,
                                                 const distributed::Group& group);
 
-/// Each rank updates its share of the weights. The optimizer must outlive the result.
+/// Each rank updates its part of the weights. The optimizer must outlive the result.
 std::unique_ptr<GroupOptimizer> group_optimizer(distributed::ShardedAdamW& optimizer);
 
 }  // namespace mica::train::detail
