@@ -154,7 +154,7 @@ void Linear::merge_lora() {
   const Tensor sum = weight.detach().to(wide) + matmul(lora_b.to(wide), lora_a.to(wide)) * scale;
   const Tensor merged = sum.to(weight.dtype());
   autograd::check_writable("merge_lora", weight);
-  // From here on nothing allocates memory.
+  // Nothing below allocates memory, so it cannot fail halfway.
   copy_into(weight, merged);
   weight.bump_version("merge_lora");
   remove_lora();

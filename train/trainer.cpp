@@ -234,7 +234,7 @@ bool Trainer::take_steps() {
     if (!validates && !saves && !done && !shows && !training_.full()) {
       continue;
     }
-    // Only here the host waits for a GPU.
+    // The host waits for a GPU only here.
     const Collected collected = collect(number, validates, start);
     if (saves) {
       save_checkpoint();

@@ -80,7 +80,7 @@ __device__ Octet load_octet(const T* from) {
   return {{bits.x, bits.y, bits.z, bits.w}};
 }
 
-// Which outputs a block has: those of half h begin with output first[h] of weight[h].
+// The outputs of a block: those of half h begin with output first[h] of weight[h].
 template <class T>
 struct Place {
   const Weight<T>* weight[2];

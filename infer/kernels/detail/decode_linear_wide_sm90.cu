@@ -152,7 +152,7 @@ __device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>&
   const int thread = static_cast<int>(threadIdx.x);
   const int at = thread % kOfPiece;
   const int row = at / kPacks;
-  const int pack = (at % kPacks) ^ (row % kPacks);  // the one that the swizzle puts there
+  const int pack = (at % kPacks) ^ (row % kPacks);  // index in the row's line, before the swizzle
   float squares = 0;
 #pragma unroll 4
   for (int piece = thread / kOfPiece; piece < a.pieces; piece += kGroups) {

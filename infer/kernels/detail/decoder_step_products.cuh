@@ -251,7 +251,7 @@ struct Consumer {
     for (int j = 0; j < kCount; ++j) {
       parts[j] = W::multiply(from[j], of_lane, of_groups);
     }
-    // The tensor cores' results take long, so the sum over the lanes is computed meanwhile.
+    // The sum over the lanes is computed while the tensor cores still multiply.
     const float of_warp = kCount > 1 ? cuda::sum_lanes<kWarp>(squares) : 0;
     if (lane() % 4 == 0) {
 #pragma unroll

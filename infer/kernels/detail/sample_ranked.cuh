@@ -148,8 +148,8 @@ struct RankedRow : BinnedRow<T> {
     }
   }
 
-  // The n-th token, counted from 0, that has this key. Called by one warp of block 0, for a batch of ties. This is
-  // slow, but rarely needed.
+  // The n-th token, counted from 0, that has this key. Called by one warp of block 0, which is slow, but batches of
+  // ties are rare.
   __device__ int tie(std::uint32_t key, int n) const {
     const int lane = static_cast<int>(threadIdx.x);
     for (int first = 0; first < a.columns; first += kWarp) {
