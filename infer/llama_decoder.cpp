@@ -145,7 +145,7 @@ Tensor LlamaDecoder::by_layers(const Tensor& tokens) {
       count > 1 ? decode_rotations(step_.frequencies, step_.rotary_scale, length(), count, device()) : Tensor{};
   for (std::size_t i = 0; i < step_.layers.size(); ++i) {
     const DecoderLayer& l = step_.layers[i];
-    const Tensor y = attend(i, x, count, rotations, /*settled=*/i > 0 || !moved);
+    const Tensor y = attend(i, x, count, rotations, /*ready_early=*/i > 0 || !moved);
     const Tensor sum = decode_linear(y, {l.o}, {.residual = x});
     const Tensor hidden =
         decode_linear(sum, {l.gate, l.up}, {.norm_weight = l.post_norm, .eps = step_.eps, .swiglu = true});
@@ -161,7 +161,7 @@ Tensor LlamaDecoder::by_layers(const Tensor& tokens) {
 
 // The attention of x (batch · count, width), without o_proj: (batch · count, heads · head_width).
 Tensor LlamaDecoder::attend(std::size_t layer, const Tensor& x, std::int64_t count, const Tensor& rotations,
-                            bool settled) const {
+                            bool ready_early) const {
   const DecoderLayer& l = step_.layers[layer];
   const auto index = static_cast<std::int64_t>(layer);
   const nn::LlamaAttention& attention = llama_.model.layers[layer].self_attn;
@@ -176,7 +176,7 @@ Tensor LlamaDecoder::attend(std::size_t layer, const Tensor& x, std::int64_t cou
                     .values = cache_.values(index),
                     .length = step_.length,
                     .padding = cache_.padding(),
-                    .settled = settled};
+                    .ready_early = ready_early};
   const std::int64_t q_width = a.heads * a.width(), kv_width = a.key_heads() * a.width();
   if (count > 1) {
     const Tensor q =

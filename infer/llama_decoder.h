@@ -29,7 +29,8 @@ class LlamaDecoder final : public Decoder {
 
   Tensor read(const Tensor& tokens) override;
   Tensor by_layers(const Tensor& tokens);
-  Tensor attend(std::size_t layer, const Tensor& x, std::int64_t count, const Tensor& rotations, bool settled) const;
+  Tensor attend(std::size_t layer, const Tensor& x, std::int64_t count, const Tensor& rotations,
+                bool ready_early) const;
   void use_cache();  // takes its tensors again, since its memory may have moved
   Tensor in_one_kernel(const Tensor& token, const Tensor& next_token = {}, std::int64_t* on_host = nullptr);
 

@@ -57,7 +57,7 @@ Tensor kept_sum(const Tensor& sums, double top_p) {
 }
 
 // Samples a token of each row of scores, (B, 1). `largest` has the largest score of each row, (B, 1).
-Tensor drawn(Tensor scores, const Tensor& largest, const SamplingOptions& options, const Tensor& uniforms) {
+Tensor sample_composed(Tensor scores, const Tensor& largest, const SamplingOptions& options, const Tensor& uniforms) {
   // The candidates: all tokens in order of their number or, with top_k or top_p, by descending probability.
   const std::int64_t vocab = scores.size(1);
   Tensor order;
@@ -98,7 +98,8 @@ Tensor sample(const Tensor& logits, const SamplingOptions& options, const Tensor
     scores = where(seen, where(gt(scores, 0), scores / penalty, scores * penalty), scores);
   }
   const Tensor largest = amax(scores, {1}, true);
-  const Tensor tokens = options.takes_largest() ? argmax(scores, 1, true) : drawn(scores, largest, options, uniforms);
+  const Tensor tokens =
+      options.takes_largest() ? argmax(scores, 1, true) : sample_composed(scores, largest, options, uniforms);
   return squeeze(where(isfinite(largest), tokens, -1), 1);
 }
 

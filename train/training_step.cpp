@@ -162,31 +162,31 @@ void TrainingStep::load(std::size_t i, const Tensors& fields) {
 
 void TrainingStep::load_batches() {
   const ProfileRange range("batch");
-  shares_.clear();
+  loss_weights_.clear();
   units_ = 0;
   double total = 0;
   bool weighted = false;
   for (std::size_t i = 0; i < batches_.size(); ++i) {
     const Batch batch = source_.next();
     load(i, batch.fields);
-    shares_.push_back(batch.weight);
+    loss_weights_.push_back(batch.weight);
     units_ += batch.units;
     total += batch.weight;
     weighted = weighted || batch.weight != 1;
   }
   if (!weighted) {
-    shares_.clear();
+    loss_weights_.clear();
     return;
   }
   check(group_.size() == 1, "TrainingStep: with several ranks, expected batches of weight 1");
   if (batches_.size() == 1) {
-    shares_.clear();
+    loss_weights_.clear();
     return;
   }
   if (graph_allowed_) {
     give_up_graph("batches have weights");
   }
-  for (double& share : shares_) {
+  for (double& share : loss_weights_) {
     share /= total;
   }
 }
@@ -200,7 +200,7 @@ void TrainingStep::compute() {
       io::write_graph(loss, options_.draw_graph);
     }
     const Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
-    const double share = shares_.empty() ? 1 / static_cast<double>(batches_.size()) : shares_[i];
+    const double share = loss_weights_.empty() ? 1 / static_cast<double>(batches_.size()) : loss_weights_[i];
     const Tensor gradient = batches_.size() == 1 ? Tensor() : mica::full({}, share, scaled.dtype(), device_);
     optimizer_->backward(scaled, gradient, i + 1 == batches_.size());
     losses_.push_back(loss.detach());
@@ -249,7 +249,7 @@ void TrainingStep::step() {
     copy_into(as_strided(results_, losses_[i].shape(), losses_[i].strides(), row + i), losses_[i]);
   }
   copy_into(as_strided(results_, norm_.shape(), norm_.strides(), row + options_.accumulate), norm_);
-  pending_.push_back({optimizer_->lr(), units_ * group_.size(), shares_});
+  pending_.push_back({optimizer_->lr(), units_ * group_.size(), loss_weights_});
   ++steps_done_;
 }
 

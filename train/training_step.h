@@ -162,9 +162,9 @@ class TrainingStep {
   std::optional<optim::GradScaler> scaler_;
   std::optional<optim::Ema> ema_;
 
-  std::vector<Tensors> batches_;  // of one step; on a GPU always at the same addresses
-  std::vector<double> shares_;    // weights of the batches' losses in the step's loss; empty: all equal
-  Tensors losses_;                // of the last step's batches
+  std::vector<Tensors> batches_;      // of one step; on a GPU always at the same addresses
+  std::vector<double> loss_weights_;  // weights of the batches' losses in the step's loss; empty: all equal
+  Tensors losses_;                    // of the last step's batches
   Tensor norm_;
   Tensor results_;  // rows of losses and norm, on the device, of the steps not yet collected
   /// What the host knows about a step not yet collected.

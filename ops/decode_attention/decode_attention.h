@@ -24,7 +24,7 @@ struct DecodeAttention {
                                      ///< attention ignores; undefined: none
   /// Set this only if `length`, `padding` and the cached positions were complete before the kernel that precedes the
   /// one that computes q, k and v. The attention kernel then reads them while these are still being computed.
-  bool settled = false;
+  bool ready_early = false;
 
   std::int64_t key_heads() const { return keys.size(1); }
   std::int64_t width() const { return keys.size(3); }

@@ -163,7 +163,7 @@ TEST(DecodeLinear, ManyOutputs) {
   };
   for (const DType dtype : {bfloat16, float16}) {
     for (const std::int64_t rows : {2, 16, 17, 32}) {
-      for (const std::int64_t in : {64, 192, 896}) {  // from one piece of K to more pieces than there are stages
+      for (const std::int64_t in : {64, 192, 896}) {  // from one slice of K to more slices than there are stages
         SCOPED_TRACE(fmt::format("{} {}", dtype, in));
         const Tensor x = randn({rows, in}).to(dtype), norm = (randn({in}) * 0.2 + 1).to(dtype);
         const auto w = [&](std::int64_t out, bool bias) { return weight_of({16, 0}, in, out, dtype, bias); };
@@ -173,8 +173,8 @@ TEST(DecodeLinear, ManyOutputs) {
       }
     }
   }
-  // Quantized weights: odd numbers of pieces of K and of stages; a group per column, and groups of one and of two
-  // pieces.
+  // Quantized weights: odd numbers of slices of K and of stages; a group per column, and groups of one and of two
+  // slices.
   for (const Kind& kind : {Kind{8, 64}, Kind{4, 64}, Kind{8, 128}, Kind{4, kWholeColumn}}) {
     const DType dtype = kind.bits == 8 || kind.group == 64 ? bfloat16 : float16;
     for (const std::int64_t in : {64, 192, 896}) {
@@ -345,7 +345,7 @@ TEST(DecodeAttention, AsItsDefinition) {
     const std::int64_t slot = c.length % c.capacity;
     expect_close(slice(a.values, 2, slot, slot + 1), new_value, 0, 0);
     EXPECT_EQ(to_vector<double>(decode_attention(a)), to_vector<double>(y)) << "the same again";
-    a.settled = true;
+    a.ready_early = true;
     EXPECT_EQ(to_vector<double>(decode_attention(a)), to_vector<double>(y)) << "with early reads";
   }
 }

@@ -23,8 +23,8 @@ namespace mica::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPart = 8;  // pairs per thread
-constexpr int kRows = 2;  // rows per block
+constexpr int kPairs = 8;  // pairs per thread
+constexpr int kRows = 2;   // rows per block
 constexpr int kMostWidth = 256;
 
 template <class T>
@@ -70,9 +70,9 @@ struct Rotations {
     }
   }
 
-  __device__ void apply(float (&left)[kPart], float (&right)[kPart], int row, int first_pair) const {
+  __device__ void apply(float (&left)[kPairs], float (&right)[kPairs], int row, int first_pair) const {
 #pragma unroll
-    for (int i = 0; i < kPart; ++i) {
+    for (int i = 0; i < kPairs; ++i) {
       const float u = left[i];
       const float v = right[i];
       const float sine = sines[row][first_pair + i];
@@ -85,15 +85,15 @@ struct Rotations {
 
 // Divides a head by its root mean square and multiplies it by the norm's weight. Rounds to T, as rms_norm does.
 template <class T, int kWidth>
-__device__ void normalize(float (&left)[kPart], float (&right)[kPart], const T* weight, int first_pair, float eps) {
+__device__ void normalize(float (&left)[kPairs], float (&right)[kPairs], const T* weight, int first_pair, float eps) {
   float squares = 0;
 #pragma unroll
-  for (int i = 0; i < kPart; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     squares += left[i] * left[i] + right[i] * right[i];
   }
-  const float inverse = rsqrtf(cuda::sum_lanes<kWidth / (2 * kPart)>(squares) / kWidth + eps);
+  const float inverse = rsqrtf(cuda::sum_lanes<kWidth / (2 * kPairs)>(squares) / kWidth + eps);
 #pragma unroll
-  for (int i = 0; i < kPart; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     const auto rounded = [&](float x, int column) {
       return static_cast<float>(static_cast<T>(x * inverse * static_cast<float>(weight[column])));
     };
@@ -104,18 +104,18 @@ __device__ void normalize(float (&left)[kPart], float (&right)[kPart], const T* 
 
 // Where a row's head is stored: among the queries, the keys or the values.
 template <class T, int kWidth>
-__device__ T* place_of(const Arguments<T>& a, std::int64_t row, std::int64_t sequence, std::int64_t slot, int head) {
+__device__ T* address_of(const Arguments<T>& a, std::int64_t row, std::int64_t sequence, std::int64_t index, int head) {
   if (head < a.heads) {
     return a.queries + (row * a.heads + head) * kWidth;
   }
   const bool is_key = head < a.heads + a.key_heads;
   const int key_head = head - a.heads - (is_key ? 0 : a.key_heads);
-  return (is_key ? a.keys : a.values) + ((sequence * a.key_heads + key_head) * a.capacity + slot) * kWidth;
+  return (is_key ? a.keys : a.values) + ((sequence * a.key_heads + key_head) * a.capacity + index) * kWidth;
 }
 
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_constant__ Arguments<T> a) {
-  constexpr int kTeam = kWidth / (2 * kPart);
+  constexpr int kRowGroup = kWidth / (2 * kPairs);
   __shared__ Rotations<kWidth> rotations;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kRows;
   if (a.rotates) {
@@ -125,18 +125,18 @@ __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_co
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
   const int heads = a.heads + 2 * a.key_heads;
-  const int first_pair = static_cast<int>(threadIdx.x) % kTeam * kPart;
-  for (int first = 0; first < kRows * heads; first += kThreads / kTeam) {
-    const int item = min(first + static_cast<int>(threadIdx.x) / kTeam, kRows * heads - 1);
+  const int first_pair = static_cast<int>(threadIdx.x) % kRowGroup * kPairs;
+  for (int first = 0; first < kRows * heads; first += kThreads / kRowGroup) {
+    const int item = min(first + static_cast<int>(threadIdx.x) / kRowGroup, kRows * heads - 1);
     const int r = item / heads;
     const int head = item % heads;
     // Several row groups share a warp and its shuffles, so no thread may leave the loop early. A row group without a
     // head or row of its own repeats the last one.
     const std::int64_t row = min(first_row + r, a.rows - 1);
     const T* const from = a.qkv + (row * heads + head) * kWidth + first_pair;
-    cuda::Pack<T, kPart> packs[2] = {cuda::load<kPart>(from), cuda::load<kPart>(from + kWidth / 2)};
-    float left[kPart];
-    float right[kPart];
+    cuda::Pack<T, kPairs> packs[2] = {cuda::load<kPairs>(from), cuda::load<kPairs>(from + kWidth / 2)};
+    float left[kPairs];
+    float right[kPairs];
     cuda::unpack(packs[0], left);
     cuda::unpack(packs[1], right);
     if (a.q_norm != nullptr) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) decode_append_kernel(const __grid_co
       packs[0] = cuda::pack_of<T>(left);
       packs[1] = cuda::pack_of<T>(right);
     }
-    T* const to = place_of<T, kWidth>(a, row, row / a.steps, a.first + row % a.steps, head) + first_pair;
+    T* const to = address_of<T, kWidth>(a, row, row / a.steps, a.first + row % a.steps, head) + first_pair;
     cuda::store(to, packs[0]);
     cuda::store(to + kWidth / 2, packs[1]);
   }

@@ -82,11 +82,11 @@ __device__ Octet load_octet(const T* from) {
 
 // The outputs of a block: those of half h begin with output first[h] of weight[h].
 template <class T>
-struct Place {
+struct BlockOutputs {
   const Weight<T>* weight[2];
   int first[2];  // the first output of each half
 
-  __device__ Place(const Arguments<T>& a, int outputs, bool both) {
+  __device__ BlockOutputs(const Arguments<T>& a, int outputs, bool both) {
     const int block = static_cast<int>(blockIdx.x);
     int i = 0;
     while (!a.swiglu && i + 1 < a.count && block >= a.weights[i + 1].first_block) {
@@ -117,11 +117,11 @@ struct FloatUnits {
 
   const T* rows[2];
 
-  __device__ FloatUnits(const Arguments<T>& a, const Place<T>& place, int g, int t) {
+  __device__ FloatUnits(const Arguments<T>& a, const BlockOutputs<T>& block_outputs, int g, int t) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      rows[h] = static_cast<const T*>(place.weight[h]->data) + static_cast<std::int64_t>(place.first[h] + g) * a.depth +
-                kOctet * t;
+      rows[h] = static_cast<const T*>(block_outputs.weight[h]->data) +
+                static_cast<std::int64_t>(block_outputs.first[h] + g) * a.depth + kOctet * t;
     }
   }
 
@@ -180,11 +180,12 @@ struct PackedUnits {
   int outputs[2];
   int group_shift;
 
-  __device__ PackedUnits(const Arguments<T>& a, const Place<T>& place, int g, int t) : group_shift(a.group_shift) {
+  __device__ PackedUnits(const Arguments<T>& a, const BlockOutputs<T>& block_outputs, int g, int t)
+      : group_shift(a.group_shift) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const Weight<T>& w = *place.weight[h];
-      const int output = place.first[h] + 2 * g;
+      const Weight<T>& w = *block_outputs.weight[h];
+      const int output = block_outputs.first[h] + 2 * g;
       outputs[h] = w.outputs;
       words[h] = static_cast<const std::uint32_t*>(w.data) + static_cast<std::int64_t>(t * kWords) * w.outputs + output;
       scales[h] = w.scale + output;
@@ -325,10 +326,10 @@ __device__ Octet weighted(const Octet& x, const Octet& weight, float& squares) {
 template <class T, int kHalves>
 struct Writer {
   const Arguments<T>& a;
-  const Place<T>& place;
+  const BlockOutputs<T>& block_outputs;
 
   __device__ float bias(int h, int output) const {
-    const T* const b = place.weight[h]->bias;
+    const T* const b = block_outputs.weight[h]->bias;
     return b == nullptr ? 0.0f : static_cast<float>(b[output]);
   }
 
@@ -340,15 +341,15 @@ struct Writer {
         return;
       }
       if (kHalves == 2 && a.swiglu) {
-        const int n = place.first[0] + output;
+        const int n = block_outputs.first[0] + output;
         const float gate = sums[i] + bias(0, n);
         const float up = sums[2 + i] + bias(1, n);
         store(row, n, silu(gate) * up);
       } else {
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) {
-          const int n = place.first[h] + output;
-          store(row, place.weight[h]->first_column + n, sums[2 * h + i] + bias(h, n));
+          const int n = block_outputs.first[h] + output;
+          store(row, block_outputs.weight[h]->first_column + n, sums[2 * h + i] + bias(h, n));
         }
       }
     }
@@ -382,7 +383,7 @@ __device__ void store_sums(float4* sums_of_warps, const float (&sums)[Units::kTi
 
 // This warp adds up the sums of all warps for one tile and one group of rows, in order, and writes the results.
 template <class Units, int kHalves, int kGroups, bool kNorm, class T>
-__device__ void finish(const Arguments<T>& a, const Place<T>& place, const float4* sums_of_warps,
+__device__ void finish(const Arguments<T>& a, const BlockOutputs<T>& block_outputs, const float4* sums_of_warps,
                        const float (&squares_of_warps)[kMostWarps][kGroupRows]) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int warps = static_cast<int>(blockDim.x) / kWarp;
@@ -410,7 +411,7 @@ __device__ void finish(const Arguments<T>& a, const Place<T>& place, const float
       total[i] *= rsqrtf(row_squares[i % 2] / static_cast<float>(a.depth) + a.eps);
     }
   }
-  Writer<T, kHalves>{a, place}.write(total, group, Units::output(tile, g), t);
+  Writer<T, kHalves>{a, block_outputs}.write(total, group, Units::output(tile, g), t);
 }
 
 template <class T, class Units, int kHalves, int kGroups, bool kNorm>
@@ -429,34 +430,34 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
   const int g = lane / 4;
   const int t = lane % 4;
   const int units = a.depth / Units::kTerms;
-  const Place<T> place(a, Units::kOutputs, kHalves == 2);
-  const Units source(a, place, g, t);
+  const BlockOutputs<T> block_outputs(a, Units::kOutputs, kHalves == 2);
+  const Units source(a, block_outputs, g, t);
   const Input<T, kChunks, kGroups> input(a, g, t);
 
   typename Units::Unit ring[kDepth];
   Octet x[kDepth][kChunks][kGroups];
   Octet norm[kDepth][kChunks];
-  const auto load_weights = [&](int unit, int slot) {
-    source.template load<kHalves>(unit, ring[slot]);
+  const auto load_weights = [&](int unit, int stage) {
+    source.template load<kHalves>(unit, ring[stage]);
     if constexpr (kNorm) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        norm[slot][c] = load_octet(a.norm + unit * Units::kTerms + c * kChunk + kOctet * t);
+        norm[stage][c] = load_octet(a.norm + unit * Units::kTerms + c * kChunk + kOctet * t);
       }
     }
   };
 #pragma unroll
-  for (int slot = 0; slot < kDepth; ++slot) {
-    if (warp + slot * warps < units) {
-      load_weights(warp + slot * warps, slot);
+  for (int stage = 0; stage < kDepth; ++stage) {
+    if (warp + stage * warps < units) {
+      load_weights(warp + stage * warps, stage);
     }
   }
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
 #pragma unroll
-  for (int slot = 0; slot < kDepth; ++slot) {
-    if (warp + slot * warps < units) {
-      input.load((warp + slot * warps) * Units::kTerms, x[slot]);
+  for (int stage = 0; stage < kDepth; ++stage) {
+    if (warp + stage * warps < units) {
+      input.load((warp + stage * warps) * Units::kTerms, x[stage]);
     }
   }
 
@@ -464,20 +465,20 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
   float squares = 0;
   for (int first = warp; first < units; first += kDepth * warps) {
 #pragma unroll
-    for (int slot = 0; slot < kDepth; ++slot) {
-      const int unit = first + slot * warps;
+    for (int stage = 0; stage < kDepth; ++stage) {
+      const int unit = first + stage * warps;
       if (unit < units) {
         if constexpr (kNorm) {
 #pragma unroll
           for (int c = 0; c < kChunks; ++c) {
-            x[slot][c][0] = weighted<T>(x[slot][c][0], norm[slot][c], squares);
+            x[stage][c][0] = weighted<T>(x[stage][c][0], norm[stage][c], squares);
           }
         }
-        Units::template multiply<kHalves>(ring[slot], x[slot], sums);
+        Units::template multiply<kHalves>(ring[stage], x[stage], sums);
         const int next = unit + kDepth * warps;
         if (next < units) {
-          load_weights(next, slot);
-          input.load(next * Units::kTerms, x[slot]);
+          load_weights(next, stage);
+          input.load(next * Units::kTerms, x[stage]);
         }
       }
     }
@@ -492,7 +493,7 @@ __global__ void __launch_bounds__((kHalves == 2 || kGroups == 4 ? kMostWarps / 2
   }
   __syncthreads();
   if (warp < kTiles * kGroups) {
-    finish<Units, kHalves, kGroups, kNorm>(a, place, sums_of_warps, squares_of_warps);
+    finish<Units, kHalves, kGroups, kNorm>(a, block_outputs, sums_of_warps, squares_of_warps);
   }
 }
 

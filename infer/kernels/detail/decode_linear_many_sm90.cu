@@ -37,12 +37,12 @@ constexpr int kHeadWidth = 64;
 using Buffers = gemm::TileBuffers<kBuffers>;
 
 /// Weights side by side: which columns of y belong to which weight.
-struct Parts {
-  struct Part {
+struct Weights {
+  struct WeightColumns {
     int first_column;
     const void* bias;  // or null
   };
-  Part parts[kMostDecodeWeights];
+  WeightColumns parts[kMostDecodeWeights];
   int count;
   int columns;  // of y
 
@@ -58,7 +58,7 @@ struct Parts {
   /// The biases of `column` and of the next one, which belong to this part; 0 if it has none.
   template <class T>
   __device__ float2 biases(int part, int column) const {
-    const Part& p = parts[part];
+    const WeightColumns& p = parts[part];
     if (p.bias == nullptr || column >= columns) {
       return {0, 0};
     }
@@ -67,17 +67,17 @@ struct Parts {
   }
 };
 
-Parts parts_of(const DecodeLinearArgs& args) {
-  Parts parts{.parts = {}, .count = static_cast<int>(args.weights.size()), .columns = 0};
+Weights weights_of(const DecodeLinearArgs& args) {
+  Weights weights{.parts = {}, .count = static_cast<int>(args.weights.size()), .columns = 0};
   std::int64_t columns = 0;
   for (std::size_t i = 0; i < args.weights.size(); ++i) {
     const DecodeWeight& w = args.weights[i];
-    parts.parts[i] = {.first_column = args.options.swiglu ? 0 : static_cast<int>(columns),
-                      .bias = w.bias.defined() ? w.bias.raw_data() : nullptr};
+    weights.parts[i] = {.first_column = args.options.swiglu ? 0 : static_cast<int>(columns),
+                        .bias = w.bias.defined() ? w.bias.raw_data() : nullptr};
     columns += w.out();
   }
-  parts.columns = static_cast<int>(args.options.swiglu ? columns / 2 : columns);
-  return parts;
+  weights.columns = static_cast<int>(args.options.swiglu ? columns / 2 : columns);
+  return weights;
 }
 
 /// x and the weights. The weights do not depend on the previous kernel.
@@ -91,13 +91,13 @@ struct Operands {
   static constexpr int kBoxColumns = P::kColumns % 128 == 0 ? P::kColumns / 2 : 64;
 
   CUtensorMap x;
-  CUtensorMap weights[kMostDecodeWeights];
-  Parts parts;
+  CUtensorMap weight_maps[kMostDecodeWeights];
+  Weights weights;
 
   explicit Operands(const DecodeLinearArgs& args)
-      : x(gemm::map_of(args.x, gemm::kTileRows)), weights(), parts(parts_of(args)) {
+      : x(gemm::map_of(args.x, gemm::kTileRows)), weight_maps(), weights(weights_of(args)) {
     for (std::size_t i = 0; i < args.weights.size(); ++i) {
-      weights[i] = gemm::map_of(args.weights[i].matrix, kBoxColumns);
+      weight_maps[i] = gemm::map_of(args.weights[i].matrix, kBoxColumns);
     }
   }
 
@@ -110,10 +110,10 @@ struct Operands {
       unsigned char* const box = to + column * gemm::kLineBytes;
       if constexpr (kSwiglu) {
         constexpr int kHalf = P::kColumns / 2;
-        cuda::load_tile(box, &weights[column / kHalf], k, first / 2 + column % kHalf, full);
+        cuda::load_tile(box, &weight_maps[column / kHalf], k, first / 2 + column % kHalf, full);
       } else {
-        const int part = parts.at(first + column);
-        cuda::load_tile(box, &weights[part], k, first - parts.parts[part].first_column + column, full);
+        const int part = weights.at(first + column);
+        cuda::load_tile(box, &weight_maps[part], k, first - weights.parts[part].first_column + column, full);
       }
     }
   }
@@ -126,13 +126,13 @@ struct Plain {
   static constexpr int kBuffers = many_rows::kBuffers;
   using Memory = Nothing;
   CUtensorMap y;
-  Parts parts;
+  Weights weights;
 
   template <class Tile, int kSums>
   __device__ void end(Buffers& buffers, const Tile& tile, const float (&sums)[1][kSums], Nothing) const {
-    buffers.template write<T, kSums / (kChunk / 2)>(&y, tile.row, tile.column, parts.columns, sums[0], [&](int first) {
-      return [&, part = parts.at(first)](const float* s, int column) {
-        const float2 bias = parts.template biases<T>(part, column);
+    buffers.template write<T, kSums / (kChunk / 2)>(&y, tile.row, tile.column, weights.columns, sums[0], [&](int from) {
+      return [&, part = weights.at(from)](const float* s, int column) {
+        const float2 bias = weights.template biases<T>(part, column);
         return float2{s[0] + bias.x, s[1] + bias.y};
       };
     });
@@ -146,21 +146,21 @@ struct Swiglu {
   static constexpr int kBuffers = many_rows::kBuffers;
   using Memory = Nothing;
   CUtensorMap y;
-  Parts parts;
+  Weights weights;
 
   template <class Tile, int kHalves, int kSums>
   __device__ void end(Buffers& buffers, const Tile& tile, const float (&sums)[kHalves][kSums], Nothing) const {
     static_assert(kSums == kChunk);
     const auto value = [&](const float* gates, int column) {
       const float* const ups = gates + kSums / 2;
-      const float2 gate_bias = parts.template biases<T>(0, column);
-      const float2 up_bias = parts.template biases<T>(1, column);
+      const float2 gate_bias = weights.template biases<T>(0, column);
+      const float2 up_bias = weights.template biases<T>(1, column);
       return float2{fast_silu(gates[0] + gate_bias.x) * (ups[0] + up_bias.x),
                     fast_silu(gates[1] + gate_bias.y) * (ups[1] + up_bias.y)};
     };
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      buffers.template write<T, 1>(&y, tile.row + half * kHalfRows, tile.column / 2, parts.columns, sums[half],
+      buffers.template write<T, 1>(&y, tile.row + half * kHalfRows, tile.column / 2, weights.columns, sums[half],
                                    [&](int) { return value; });
     }
   }
@@ -174,7 +174,7 @@ struct Residual {
   using Memory = Nothing;
   CUtensorMap residual;
   CUtensorMap y;
-  Parts parts;
+  Weights weights;
 
   /// Starts to load the residual into the buffers of y's tile.
   template <class Tile>
@@ -190,10 +190,10 @@ struct Residual {
 #pragma unroll
     for (int chunk = 0; chunk < kBuffers; ++chunk) {
       const int column = tile.column + chunk * kChunk;
-      if (column >= parts.columns) {
+      if (column >= weights.columns) {
         break;
       }
-      const int part = parts.at(column);
+      const int part = weights.at(column);
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
         const float* const s = sums[0] + chunk * (kChunk / 2) + i * 8;
@@ -201,7 +201,7 @@ struct Residual {
         buffers.get(chunk, i, pairs);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float2 bias = parts.template biases<T>(part, column + buffers.column(i, j));
+          const float2 bias = weights.template biases<T>(part, column + buffers.column(i, j));
           const float2 other = gemm::floats_of<T>(pairs[j]);
           pairs[j] = cuda::pair_of<T>(s[2 * j] + bias.x + other.x, s[2 * j + 1] + bias.y + other.y);
         }
@@ -223,7 +223,7 @@ struct Append {
   CUtensorMap y;
   CUtensorMap keys;  // the cache's new positions: (B, Hkv, T, D)
   CUtensorMap values;
-  Parts parts;
+  Weights weights;
   const float4* rotations;  // the cosine and sine of each pair's angle, for each step
   int rows;
   int heads;
@@ -260,7 +260,7 @@ struct Append {
 #pragma unroll
     for (int chunk = 0; chunk < kSums / (kChunk / 2); ++chunk) {
       const int column = tile.column + chunk * kChunk;
-      if (column >= parts.columns) {
+      if (column >= weights.columns) {
         break;
       }
       const int key_head = column / kHeadWidth - heads;  // from key_heads on, the heads of the values
@@ -281,13 +281,13 @@ struct Append {
  private:
   __device__ void round(std::uint32_t (&pairs)[kGroups][4], const Buffers& buffers, const float* sums,
                         int column) const {
-    const int part = parts.at(column);
+    const int part = weights.at(column);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float* const s = sums + i * 8 + 2 * j;
-        const float2 bias = parts.template biases<T>(part, column + buffers.column(i, j));
+        const float2 bias = weights.template biases<T>(part, column + buffers.column(i, j));
         pairs[i][j] = cuda::pair_of<T>(s[0] + bias.x, s[1] + bias.y);
       }
     }
@@ -333,14 +333,14 @@ template <class P, bool kSwiglu, class Epilogue>
 void launch(const DecodeLinearArgs& args, const Epilogue& epilogue) {
   constexpr auto kSchedule = kSwiglu ? gemm::Schedule::ping_pong : gemm::Schedule::split_rows;
   const Operands<P, kSwiglu> operands(args);
-  gemm::launch<P, kSchedule>("decode_linear_many_kernel", args.x.size(0), operands.parts.columns * (kSwiglu ? 2 : 1),
+  gemm::launch<P, kSchedule>("decode_linear_many_kernel", args.x.size(0), operands.weights.columns * (kSwiglu ? 2 : 1),
                              args.x.size(1), operands, epilogue);
 }
 
 /// Calls f.operator()<P>() with the fastest tile size, assuming that the time of a tile is proportional to its columns.
 /// The sizes differ in the number of multiprocessors that the last wave of tiles leaves idle.
 template <class F>
-void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
+void with_fastest_tile(std::int64_t rows, std::int64_t columns, const F& f) {
   const auto time = [&](int tile) {
     return ceil_div(ceil_div(rows, gemm::kTileRows) * ceil_div(columns, tile), cuda::multiprocessor_count()) * tile;
   };
@@ -355,12 +355,12 @@ void on_plan(std::int64_t rows, std::int64_t columns, const F& f) {
 }
 
 template <class T>
-Append<T> append_to(const DecodeLinearArgs& args, const Parts& parts) {
+Append<T> append_to(const DecodeLinearArgs& args, const Weights& weights) {
   const DecodeAppendTo& to = args.append;
   return {.y = map_of_half_tiles(args.y),
           .keys = cuda::swizzled_heads_map(map_of_positions(to, to.keys)),
           .values = cuda::swizzled_heads_map(map_of_positions(to, to.values)),
-          .parts = parts,
+          .weights = weights,
           .rotations = reinterpret_cast<const float4*>(to.rotations.data<float>()),
           .rows = static_cast<int>(args.x.size(0)),
           .heads = static_cast<int>(args.y.size(1) / kHeadWidth),
@@ -371,17 +371,17 @@ Append<T> append_to(const DecodeLinearArgs& args, const Parts& parts) {
 template <class T>
 void multiply(const DecodeLinearArgs& args) {
   using Narrow = gemm::TilePlan<128, 6, 1>;
-  const Parts parts = parts_of(args);
+  const Weights weights = weights_of(args);
   const CUtensorMap y = map_of_half_tiles(args.y);
   if (args.options.swiglu) {
-    launch<Narrow, true>(args, Swiglu<T>{.y = y, .parts = parts});
+    launch<Narrow, true>(args, Swiglu<T>{.y = y, .weights = weights});
   } else if (args.options.residual.defined()) {
-    launch<Narrow, false>(args,
-                          Residual<T>{.residual = map_of_half_tiles(args.options.residual), .y = y, .parts = parts});
+    launch<Narrow, false>(
+        args, Residual<T>{.residual = map_of_half_tiles(args.options.residual), .y = y, .weights = weights});
   } else {
-    on_plan(args.x.size(0), parts.columns, [&]<class P>() {
-      args.append.keys.defined() ? launch<P, false>(args, append_to<T>(args, parts))
-                                 : launch<P, false>(args, Plain<T>{.y = y, .parts = parts});
+    with_fastest_tile(args.x.size(0), weights.columns, [&]<class P>() {
+      args.append.keys.defined() ? launch<P, false>(args, append_to<T>(args, weights))
+                                 : launch<P, false>(args, Plain<T>{.y = y, .weights = weights});
     });
   }
 }

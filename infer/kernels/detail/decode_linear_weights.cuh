@@ -11,7 +11,7 @@
 #include <mica/infer/kernels/detail/kernels.h>
 #include <mica/infer/kernels/detail/packed_pair.cuh>
 
-namespace mica::kernels::pieces {
+namespace mica::kernels::slices {
 
 using cuda::Lines;
 
@@ -25,12 +25,12 @@ inline constexpr int kLineBytes = 128;
 template <bool kSwiglu>
 inline constexpr int kColumns = kSwiglu ? kOutputs / 2 : kOutputs;
 
-/// Weights of type T, which the tensor cores read from the stage directly. A stage has one piece.
+/// Weights of type T, which the tensor cores read from the stage directly. A stage has one slice.
 template <class Element>
 struct FloatWeights {
   using T = Element;
   static constexpr bool kIsPacked = false;
-  static constexpr int kUnits = 1;      // pieces per stage
+  static constexpr int kUnits = 1;      // slices per stage
   static constexpr int kConsumers = 2;  // warpgroups of decode_linear_wide() that multiply
   static constexpr bool kTakesFewRows = true;
   static constexpr int kStageBytes = kOutputs * kLineBytes;
@@ -42,10 +42,10 @@ struct FloatWeights {
   __device__ static int output(int warp, int g, int i) { return warp * 16 + g + 8 * i; }
 };
 
-/// Weights of 4 or 8 bits. A word holds adjacent terms of one output. A stage has the words of one or two pieces in the
+/// Weights of 4 or 8 bits. A word holds adjacent terms of one output. A stage has the words of one or two slices in the
 /// order in which they are stored, 32 outputs in a line of 128 bytes: first the lines of outputs 0 to 31, then those of
 /// outputs 32 to 63. The scales and zeros of a stage are elsewhere in shared memory. With the scale s and the zero z of
-/// a piece,
+/// a slice,
 ///
 ///     sum += s · (Σ x · (q + b) − (z + b) · Σ x)        b: what the conversion to T adds to an integer
 template <class Element, int kBitsOf, int kUnitsOf>
@@ -56,12 +56,12 @@ struct PackedWeights {
   static constexpr int kUnits = kUnitsOf;
   static constexpr int kConsumers = 4;  // warpgroups of decode_linear_wide(): more, since they convert integers
   static constexpr bool kTakesFewRows = kBits > 4;  // 4 bits: see few_rows_kernel() in decode_linear.cpp
-  static constexpr int kPieceLines = kTerms * kBits / 32;
-  static constexpr int kLines = kUnits * kPieceLines;
+  static constexpr int kSliceLines = kTerms * kBits / 32;
+  static constexpr int kLines = kUnits * kSliceLines;
   static constexpr int kHalfOutputs = kLineBytes / 4;
   static constexpr int kHalfBytes = kLines * kLineBytes;
   static constexpr int kStageBytes = 2 * kHalfBytes;
-  static constexpr int kFactorBytes = 256;              // of the scales, or the zeros, of up to two pieces
+  static constexpr int kFactorBytes = 256;              // of the scales, or the zeros, of up to two slices
   static constexpr int kScaleBytes = 2 * kFactorBytes;  // per stage
   static constexpr int kCopiedBytes = kStageBytes + 2 * kUnits * kOutputs * 2;
   static constexpr float kAdded = kPackedAdded<T, kBits>;
@@ -70,7 +70,7 @@ struct PackedWeights {
   struct Scales {
     CUtensorMap scales[kMostDecodeWeights];  // (groups, outputs)
     CUtensorMap zeros[kMostDecodeWeights];
-    int group_shift;  // a group has 2^group_shift pieces
+    int group_shift;  // a group has 2^group_shift slices
   };
 
   /// The output that is row g + 8 i of the first operand of warp `warp`. A warp reads either the even or the odd packs
@@ -79,11 +79,11 @@ struct PackedWeights {
     return warp / 2 * kHalfOutputs + g / 2 * 8 + warp % 2 * 4 + g % 2 * 2 + i;
   }
 
-  /// Starts to copy the scales and zeros of a stage, whose first piece is `piece`.
+  /// Starts to copy the scales and zeros of a stage, whose first slice is `slice`.
   template <bool kSwiglu>
-  __device__ static void load_scales(unsigned char* to, const Scales& s, int part, int column, int piece,
+  __device__ static void load_scales(unsigned char* to, const Scales& s, int part, int column, int slice,
                                      std::uint64_t* full) {
-    const int line = piece >> s.group_shift;
+    const int line = slice >> s.group_shift;
     if constexpr (kSwiglu) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -96,7 +96,7 @@ struct PackedWeights {
     }
   }
 
-  /// What a lane has of a piece: the first operand, and scales and zeros of two outputs.
+  /// What a lane has of a slice: the first operand, and scales and zeros of two outputs.
   struct Fragment {
     std::uint32_t pairs[kTerms / 16][4];
     std::uint32_t scales, zeros;
@@ -111,10 +111,10 @@ struct PackedWeights {
       }
     }
 
-    /// Adds a piece's products to `sums`. of_piece are its sums of the integers times x; x_sum(j) returns its sums of x
+    /// Adds a slice's products to `sums`. of_slice are its sums of the integers times x; x_sum(j) returns its sums of x
     /// for rows 8 j + 2 t and 8 j + 2 t + 1 of x.
     template <int kSums, class F>
-    __device__ void add(float (&sums)[kSums], const float (&of_piece)[kSums], const F& x_sum) const {
+    __device__ void add(float (&sums)[kSums], const float (&of_slice)[kSums], const F& x_sum) const {
       float scale[2];
       float zero[2];
 #pragma unroll
@@ -127,7 +127,7 @@ struct PackedWeights {
         const float2 x = x_sum(j);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sums[4 * j + i] += scale[i / 2] * (of_piece[4 * j + i] - zero[i / 2] * (i % 2 == 0 ? x.x : x.y));
+          sums[4 * j + i] += scale[i / 2] * (of_slice[4 * j + i] - zero[i / 2] * (i % 2 == 0 ? x.x : x.y));
         }
       }
     }
@@ -138,7 +138,7 @@ struct PackedWeights {
   struct Reader {
     static constexpr int kLineTerms = 32 / kBits;
     int words;        // offset in a stage of the lane's first line, plus that in a pack, in bytes
-    int place;        // index of the pack in the line, swizzled for the first line
+    int pack;         // index of the pack in the line, swizzled for the first line
     int factors;      // offset in the scales, or the zeros, in bytes
     unsigned select;  // selector of __byte_perm
 
@@ -149,7 +149,7 @@ struct PackedWeights {
       const int line = 2 * t / kLineTerms;  // of the first two terms
       const int first = output(warp, g, 0);
       words = warp / 2 * kHalfBytes + line * kLineBytes + g % 2 * 8;
-      place = (g / 2 * 2 + warp % 2) ^ line;
+      pack = (g / 2 * 2 + warp % 2) ^ line;
       factors = kSwiglu ? warp / 2 * (kFactorBytes / 2) + first % kHalfOutputs * 2 : first * 2;
       if constexpr (kBits == 4) {
         select = 0x4440 | t;
@@ -185,7 +185,7 @@ struct PackedWeights {
         for (int k = 0; k < 2; ++k) {
           const int line = step * kStepLines + k * (kStepLines / 2);
           const unsigned char* const from =
-              stage + words + (unit * kPieceLines + line) * kLineBytes + ((place ^ (line % 8)) * 16);
+              stage + words + (unit * kSliceLines + line) * kLineBytes + ((pack ^ (line % 8)) * 16);
           const uint2 two = *reinterpret_cast<const uint2*>(from);
           f.pairs[step][2 * k] = pair(two.x);
           f.pairs[step][2 * k + 1] = pair(two.y);
@@ -199,7 +199,7 @@ struct PackedWeights {
   };
 };
 
-/// Starts to multiply the first operand by a piece of x; pairs_of(step) returns 16 terms of the first operand. Called
+/// Starts to multiply the first operand by a slice of x; pairs_of(step) returns 16 terms of the first operand. Called
 /// by a warpgroup. Does not commit the group of products.
 template <class T, int kRows, class F>
 __device__ void multiply_pairs(float (&sums)[kRows / 2], const F& pairs_of, const unsigned char* x) {
@@ -211,4 +211,4 @@ __device__ void multiply_pairs(float (&sums)[kRows / 2], const F& pairs_of, cons
   }
 }
 
-}  // namespace mica::kernels::pieces
+}  // namespace mica::kernels::slices

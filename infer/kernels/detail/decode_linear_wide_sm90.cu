@@ -1,31 +1,31 @@
 // Products of up to 32 rows with weights of many outputs, by wgmma: the head, and gate and up of a batch. All of x
 // stays in shared memory and is normalized once, while the weights pass through a ring of stages. Both are divided
-// along K into pieces of 64 terms.
+// along K into slices of 64 terms.
 //
 //     block (persistent): computes tile after tile of 64 outputs (SwiGLU: 32 of gate and the same 32 of up), with all
 //     terms
 //
-//         x, all pieces of 64 terms:       | x 32 x 64 | x | x | x | ...    multiplied by the norm's weight, in place
+//         x, all slices of 64 terms:       | x 32 x 64 | x | x | x | ...    multiplied by the norm's weight, in place
 //
-//         a ring of pieces of the weight:  | w 64 x 64 | w | w | w | ...    loads start before the previous kernel ends
+//         a ring of slices of the weight:  | w 64 x 64 | w | w | w | ...    loads start before the previous kernel ends
 //                                               |        |
-//         two warpgroups                    even pieces  odd pieces
+//         two warpgroups                    even slices  odd slices
 //                                               |        |
 //                                          sums of each in shared memory --> y
 //
-// With a packed weight, a stage has two pieces, and four warpgroups take stages round-robin.
+// With a packed weight, a stage has two slices, and four warpgroups take stages round-robin.
 
 #include <algorithm>
 
 #include <mica/core/cuda/launch.h>
 #include <mica/core/cuda/reduce.cuh>
-#include <mica/infer/kernels/detail/decode_linear_pieces.cuh>
+#include <mica/infer/kernels/detail/decode_linear_slices.cuh>
 
 namespace mica::kernels {
 
 namespace wide {
 
-using namespace pieces;
+using namespace slices;
 
 namespace {
 
@@ -34,7 +34,7 @@ constexpr int kConsumerThreads = Weights::kConsumers* kWarpgroup;
 template <class Weights>
 constexpr int kThreads = kConsumerThreads<Weights> + kWarp;
 constexpr int kMostStages = 16;
-constexpr int kUnits = 2;              // pieces per stage of a packed weight
+constexpr int kUnits = 2;              // slices per stage of a packed weight
 constexpr int kMostInput = 128 << 10;  // bytes of x in shared memory
 
 // The most bytes of stages of a block that has only one tile. This leaves shared memory for blocks of the previous and
@@ -45,7 +45,7 @@ constexpr int kBytesOfOneTile = Weights::kIsPacked ? 40 << 10 : 48 << 10;
 template <class Weights>
 struct Arguments {
   Operands<Weights> operands;
-  int pieces;  // pieces that the terms are divided into
+  int slices;  // slices that the terms are divided into
   int tiles;   // of 64 outputs
   int stages;
   int tiles_of_block;
@@ -54,7 +54,7 @@ struct Arguments {
 
 template <class Weights, int kRows>
 struct Shared {
-  static constexpr int kGroups = kConsumerThreads<Weights> / (kRows * kPacks);  // pieces of x that are scaled at a time
+  static constexpr int kGroups = kConsumerThreads<Weights> / (kRows * kPacks);  // slices of x that are scaled at a time
   float sums[Weights::kConsumers][kRows][kStride];
   float squares[kGroups][kRows];
   std::uint64_t full[kMostStages];
@@ -66,30 +66,30 @@ struct Shared {
 /// the rest.
 template <class Weights, int kRows>
 struct Memory {
-  static constexpr int kPieceBytes = kRows * kLineBytes;  // of x
+  static constexpr int kSliceBytes = kRows * kLineBytes;  // of x
   unsigned char* w;
   unsigned char* x;
   unsigned char* scales;
   unsigned char* norm;
-  float* x_sums;  // for packed weights: [piece][row]
+  float* x_sums;  // for packed weights: [slice][row]
   Shared<Weights, kRows>* rest;
 
   __host__ __device__ static std::size_t norm_bytes(const Arguments<Weights>& a) {
-    return std::size_t{2} * kTerms * a.pieces;
+    return std::size_t{2} * kTerms * a.slices;
   }
   __host__ __device__ static std::size_t x_sums_bytes(const Arguments<Weights>& a) {
-    return Weights::kIsPacked ? sizeof(float) * kRows * a.pieces : 0;
+    return Weights::kIsPacked ? sizeof(float) * kRows * a.slices : 0;
   }
   __device__ Memory(unsigned char* memory, const Arguments<Weights>& a)
       : w(memory),
         x(w + a.stages * Weights::kStageBytes),
-        scales(x + a.pieces * kPieceBytes),
+        scales(x + a.slices * kSliceBytes),
         norm(scales + a.stages * Weights::kScaleBytes),
         x_sums(reinterpret_cast<float*>(norm + norm_bytes(a))),
         rest(reinterpret_cast<Shared<Weights, kRows>*>(norm + norm_bytes(a) + x_sums_bytes(a))) {}
   static std::size_t bytes(const Arguments<Weights>& a) {
     return static_cast<std::size_t>(a.stages) * (Weights::kStageBytes + Weights::kScaleBytes) +
-           static_cast<std::size_t>(a.pieces) * kPieceBytes + norm_bytes(a) + x_sums_bytes(a) +
+           static_cast<std::size_t>(a.slices) * kSliceBytes + norm_bytes(a) + x_sums_bytes(a) +
            sizeof(Shared<Weights, kRows>);
   }
 };
@@ -97,22 +97,22 @@ struct Memory {
 /// The number of stages that a tile takes.
 template <class Weights>
 __host__ __device__ int stages_of_tile(const Arguments<Weights>& a) {
-  return (a.pieces + Weights::kUnits - 1) / Weights::kUnits;
+  return (a.slices + Weights::kUnits - 1) / Weights::kUnits;
 }
 
 // Starts all copies. Runs in one thread.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
-  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
+  constexpr int kSliceBytes = Memory<Weights, kRows>::kSliceBytes;
   Shared<Weights, kRows>& s = *m.rest;
-  cuda::arrive_expecting(&s.input_full, a.pieces * kPieceBytes + (kNorm ? static_cast<int>(m.norm_bytes(a)) : 0));
+  cuda::arrive_expecting(&s.input_full, a.slices * kSliceBytes + (kNorm ? static_cast<int>(m.norm_bytes(a)) : 0));
   if constexpr (kNorm) {
     cuda::load_bytes(m.norm, a.operands.norm, static_cast<int>(m.norm_bytes(a)), &s.input_full);
   }
   const auto load_input = [&] {
     cuda::wait_for_previous_kernel();
-    for (int piece = 0; piece < a.pieces; ++piece) {
-      cuda::load_tile(m.x + piece * kPieceBytes, &a.operands.x, piece * kTerms, 0, &s.input_full);
+    for (int slice = 0; slice < a.slices; ++slice) {
+      cuda::load_tile(m.x + slice * kSliceBytes, &a.operands.x, slice * kTerms, 0, &s.input_full);
     }
   };
   Ring ring{.stages = a.stages};
@@ -120,8 +120,8 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
   // number becomes -1: one variable for both saves a register.
   int early = a.stages;
   for (int tile = static_cast<int>(blockIdx.x); tile < a.tiles; tile += static_cast<int>(gridDim.x)) {
-    const Place<kSwiglu> place(a.operands, tile);
-    for (int piece = 0; piece < a.pieces; piece += Weights::kUnits, ring.advance()) {
+    const TileColumns<kSwiglu> columns(a.operands, tile);
+    for (int slice = 0; slice < a.slices; slice += Weights::kUnits, ring.advance()) {
       if (early > 0) {
         --early;
       } else {
@@ -134,7 +134,7 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
       std::uint64_t* const full = &s.full[ring.stage];
       unsigned char* const to = m.w + ring.stage * Weights::kStageBytes;
       cuda::arrive_expecting(full, Weights::kCopiedBytes);
-      load_weights<kSwiglu>(to, m.scales + ring.stage * Weights::kScaleBytes, a.operands, place, piece, full);
+      load_weights<kSwiglu>(to, m.scales + ring.stage * Weights::kScaleBytes, a.operands, columns, slice, full);
     }
   }
   if (early >= 0) {
@@ -143,23 +143,23 @@ __device__ void produce(const Memory<Weights, kRows>& m, const Arguments<Weights
 }
 
 // Multiplies x by the norm's weight, and sums the squares of each row. For packed weights, also sums each row of each
-// piece, since their zeros are multiplied by these sums.
+// slice, since their zeros are multiplied by these sums.
 template <class Weights, int kRows, bool kNorm>
 __device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   using T = typename Weights::T;
-  constexpr int kOfPiece = kRows * kPacks;
+  constexpr int kOfSlice = kRows * kPacks;
   constexpr int kGroups = Shared<Weights, kRows>::kGroups;
   const int thread = static_cast<int>(threadIdx.x);
-  const int at = thread % kOfPiece;
+  const int at = thread % kOfSlice;
   const int row = at / kPacks;
   const int pack = (at % kPacks) ^ (row % kPacks);  // index in the row's line, before the swizzle
   float squares = 0;
 #pragma unroll 4
-  for (int piece = thread / kOfPiece; piece < a.pieces; piece += kGroups) {
-    T* const x = reinterpret_cast<T*>(m.x + piece * Memory<Weights, kRows>::kPieceBytes + at * 16);
+  for (int slice = thread / kOfSlice; slice < a.slices; slice += kGroups) {
+    T* const x = reinterpret_cast<T*>(m.x + slice * Memory<Weights, kRows>::kSliceBytes + at * 16);
     cuda::Pack<T, kPackTerms> scaled;
     if constexpr (kNorm) {
-      scaled = scale_pack(x, reinterpret_cast<const T*>(m.norm) + piece * kTerms + pack * kPackTerms, squares);
+      scaled = scale_pack(x, reinterpret_cast<const T*>(m.norm) + slice * kTerms + pack * kPackTerms, squares);
     } else {
       scaled = cuda::load<kPackTerms>(x);
     }
@@ -173,14 +173,14 @@ __device__ void scale(const Memory<Weights, kRows>& m, const Arguments<Weights>&
       }
       sum = cuda::sum_lanes<kPacks>(sum);
       if (thread % kPacks == 0) {
-        m.x_sums[piece * kRows + row] = sum;
+        m.x_sums[slice * kRows + row] = sum;
       }
     }
   }
   if constexpr (kNorm) {
     squares = cuda::sum_lanes<kPacks>(squares);
     if (thread % kPacks == 0) {
-      m.rest->squares[thread / kOfPiece][row] = squares;
+      m.rest->squares[thread / kOfSlice][row] = squares;
     }
   }
 }
@@ -196,11 +196,12 @@ __device__ float2 two_of(const void* data, std::int64_t at) {
 }
 
 template <int kRows, bool kNorm, bool kSwiglu, class Weights>
-__device__ void write_out(const Shared<Weights, kRows>& s, const Operands<Weights>& a, const Place<kSwiglu>& place) {
+__device__ void write_out(const Shared<Weights, kRows>& s, const Operands<Weights>& a,
+                          const TileColumns<kSwiglu>& tile) {
   using T = typename Weights::T;
-  constexpr int kColumns = pieces::kColumns<kSwiglu>;
+  constexpr int kColumns = slices::kColumns<kSwiglu>;
   constexpr int kPairs = kColumns / 2;
-  const Part& part = a.parts[place.part];
+  const WeightColumns& part = a.parts[tile.part];
   const auto sums_of = [&](int row, int column) {
     float2 sum = *reinterpret_cast<const float2*>(&s.sums[0][row][column]);
 #pragma unroll
@@ -222,8 +223,8 @@ __device__ void write_out(const Shared<Weights, kRows>& s, const Operands<Weight
       }
       factor = rsqrtf(squares / static_cast<float>(a.depth) + a.eps);
     }
-    const int at_part = place.column + column - part.first_column;
-    const std::int64_t at = static_cast<std::int64_t>(row) * a.columns + place.column + column;
+    const int at_part = tile.column + column - part.first_column;
+    const std::int64_t at = static_cast<std::int64_t>(row) * a.columns + tile.column + column;
     const float2 residual = two_of<T>(a.residual, at);
     const float2 bias = two_of<T>(part.bias, at_part);
     float2 value = sums_of(row, column);
@@ -259,14 +260,14 @@ __device__ void finish_tile(const Memory<Weights, kRows>& m, const Arguments<Wei
   Shared<Weights, kRows>& s = *m.rest;
   store_sums<Weights, kRows>(s.sums[threadIdx.x / kWarpgroup], sums);
   cuda::barrier_sync(1, kConsumerThreads<Weights>);
-  write_out<kRows, kNorm, kSwiglu>(s, a.operands, Place<kSwiglu>(a.operands, tile));
+  write_out<kRows, kNorm, kSwiglu>(s, a.operands, TileColumns<kSwiglu>(a.operands, tile));
   cuda::barrier_sync(1, kConsumerThreads<Weights>);  // all threads have read the sums
 }
 
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
 __device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<Weights>& a) {
   using T = typename Weights::T;
-  constexpr int kPieceBytes = Memory<Weights, kRows>::kPieceBytes;
+  constexpr int kSliceBytes = Memory<Weights, kRows>::kSliceBytes;
   Shared<Weights, kRows>& s = *m.rest;
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup;
   prepare_input<Weights, kRows, kNorm>(m, a);
@@ -279,12 +280,12 @@ __device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<
     }
     cuda::pin(sums);
     int last = -1;
-    for (int piece = 0; piece < a.pieces; ++piece, ring.advance()) {
-      if (piece % Weights::kConsumers != consumer) {
+    for (int slice = 0; slice < a.slices; ++slice, ring.advance()) {
+      if (slice % Weights::kConsumers != consumer) {
         continue;
       }
       cuda::wait(&s.full[ring.stage], ring.parity);
-      multiply_piece<T, kRows>(sums, m.w + ring.stage * Weights::kStageBytes, m.x + piece * kPieceBytes, true);
+      multiply_slice<T, kRows>(sums, m.w + ring.stage * Weights::kStageBytes, m.x + slice * kSliceBytes, true);
       if (last >= 0) {
         cuda::wait_products<1>();
         release(&s.empty[last]);
@@ -300,7 +301,7 @@ __device__ void consume_floats(const Memory<Weights, kRows>& m, const Arguments<
   }
 }
 
-// A warpgroup's products with a packed weight: it converts a piece while the previous one is multiplied, and the first
+// A warpgroup's products with a packed weight: it converts a slice while the previous one is multiplied, and the first
 // two before x has arrived. The round-robin order of stages continues from tile to tile, so a stage of the ring always
 // belongs to the same warpgroup.
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
@@ -323,7 +324,7 @@ class PackedConsumer {
   }
 
   __device__ void run() {
-    bool ahead = left_ > 0;  // this stage's second piece is loaded already
+    bool ahead = left_ > 0;  // this stage's second slice is loaded already
     if (ahead) {
       load_first();
       load_second();
@@ -337,17 +338,17 @@ class PackedConsumer {
         sum = 0;
       }
       for (; stage < of_tile; stage += Weights::kConsumers) {
-        const int piece = stage * kUnits;
-        start(first_, piece);
+        const int slice = stage * kUnits;
+        start(first_, slice);
         if (!ahead) {
           load_second();
         }
         ahead = false;
-        end(first_, piece);
-        if (piece + 1 < a_.pieces) {
-          start(second_, piece + 1);
+        end(first_, slice);
+        if (slice + 1 < a_.slices) {
+          start(second_, slice + 1);
           load_first();
-          end(second_, piece + 1);
+          end(second_, slice + 1);
         } else {
           load_first();
         }
@@ -378,18 +379,18 @@ class PackedConsumer {
       ring_.advance();
     }
   }
-  __device__ void start(Fragment& f, int piece) {
+  __device__ void start(Fragment& f, int slice) {
     f.pin();
     cuda::begin_products();
-    multiply_pairs<T, kRows>(of_piece_, f, m_.x + piece * Memory<Weights, kRows>::kPieceBytes);
+    multiply_pairs<T, kRows>(of_slice_, f, m_.x + slice * Memory<Weights, kRows>::kSliceBytes);
     cuda::commit_products();
   }
-  __device__ void end(Fragment& f, int piece) {
+  __device__ void end(Fragment& f, int slice) {
     cuda::wait_products<0>();
     f.pin();
-    cuda::pin(of_piece_);
-    const float* const x = m_.x_sums + piece * kRows + threadIdx.x % 4 * 2;
-    f.add(sums_, of_piece_, [&](int j) { return *reinterpret_cast<const float2*>(x + 8 * j); });
+    cuda::pin(of_slice_);
+    const float* const x = m_.x_sums + slice * kRows + threadIdx.x % 4 * 2;
+    f.add(sums_, of_slice_, [&](int j) { return *reinterpret_cast<const float2*>(x + 8 * j); });
   }
 
   const Memory<Weights, kRows>& m_;
@@ -401,7 +402,7 @@ class PackedConsumer {
   Fragment first_;
   Fragment second_;
   float sums_[kRows / 2];
-  float of_piece_[kRows / 2] = {};
+  float of_slice_[kRows / 2] = {};
 };
 
 template <class Weights, int kRows, bool kNorm, bool kSwiglu>
@@ -438,7 +439,7 @@ void launch(const DecodeLinearArgs& args) {
   constexpr std::size_t kMemory = 227 << 10;
   constexpr int kStageBytes = Weights::kStageBytes + Weights::kScaleBytes;
   Arguments<Weights> a{.operands = operands_of<Weights, kRows, kSwiglu>(args),
-                       .pieces = static_cast<int>(args.x.size(1)) / kTerms,
+                       .slices = static_cast<int>(args.x.size(1)) / kTerms,
                        .tiles = static_cast<int>(args.y.size(1)) / kColumns<kSwiglu>,
                        .stages = 0,
                        .tiles_of_block = 0,

@@ -33,8 +33,8 @@ static_assert(kBatchRows == kFinishers);
 inline constexpr int kAhead = 4;  // groups of rows that a warp holds in registers
 // Stages that are in flight at once. The layers have few, since the words that blocks exchange queue behind them in the
 // memory system; while the head's weights are copied, no words are exchanged.
-inline constexpr int kOnTheWay = 2;
-inline constexpr int kOnTheWayOfHead = 6;
+inline constexpr int kStagesInFlight = 2;
+inline constexpr int kHeadStagesInFlight = 6;
 inline constexpr int kSegmentsAtOnce = 4;
 inline constexpr int kOctet = 8;
 inline constexpr int kChunk = 32;  // terms: an octet of each of four lanes
@@ -46,8 +46,8 @@ static_assert(kQuad * kWarp == kSlice);
 
 inline constexpr int kMostLayers = 64;
 inline constexpr int kMostSplits = kMostAttentionParts;
-inline constexpr int kFewSplits = 4;      // parts that are read at once
-inline constexpr int kKeysOfSplit = 128;  // keys per split, as long as there are at most kFewSplits splits
+inline constexpr int kSplitsAtOnce = 4;   // parts that are read at once
+inline constexpr int kKeysOfSplit = 128;  // keys per split, as long as there are at most kSplitsAtOnce splits
 inline constexpr int kMostKeysOfSplit = 256;
 inline constexpr int kMostHeadWidth = 128;
 inline constexpr int kKeysAtOnce = 4;   // keys per row group in a round
@@ -140,7 +140,7 @@ __device__ inline void publish(std::uint32_t* to, float first, float second) {
 
 /// The offset of a word in a list. 32 bytes of words are followed by 96 unused bytes, so that the words that all blocks
 /// poll are spread over the slices of the L2 cache, among which lines of 128 bytes are distributed.
-__device__ inline int place(int word) {
+__device__ inline int word_offset(int word) {
   constexpr int kTogether = 8;
   return word / kTogether * (kTogether * static_cast<int>(kWordSpread)) + word % kTogether;
 }

@@ -36,21 +36,21 @@ struct AttentionSums {
 /// alone.
 struct Keys {
   int count;
-  int first_slot;  // cache index of the first of them; indices wrap around at the capacity
-  int new_slot;
+  int first_index;  // cache index of the first of them; indices wrap around at the capacity
+  int new_index;
   int splits;
 
   Keys() = default;
   __device__ Keys(std::int64_t length, int capacity)
       : count(static_cast<int>(min(length, std::int64_t{capacity} - 1))),
-        first_slot(static_cast<int>((length - count) % capacity)),
-        new_slot(static_cast<int>(length % capacity)),
+        first_index(static_cast<int>((length - count) % capacity)),
+        new_index(static_cast<int>(length % capacity)),
         splits(splits_of(count)) {}
 
-  /// With more parts, a block has fewer keys and reads them faster, but merging more than kFewSplits parts takes
+  /// With more parts, a block has fewer keys and reads them faster, but merging more than kSplitsAtOnce parts takes
   /// longer.
   __device__ static int splits_of(int count) {
-    const int few = min(max((count + kKeysOfSplit - 1) / kKeysOfSplit, 1), kFewSplits);
+    const int few = min(max((count + kKeysOfSplit - 1) / kKeysOfSplit, 1), kSplitsAtOnce);
     return max(few, min((count + kMostKeysOfSplit - 1) / kMostKeysOfSplit, kMostSplits));
   }
 };
@@ -78,9 +78,9 @@ struct Part {
 /// Attention of one query head to a part of the keys. A row group of lanes has a key, with 8 columns per lane.
 template <class T, int kWidth>
 struct Attention {
-  static constexpr int kTeamLanes = kWidth / kOctet;
-  static constexpr int kTeams = kWarp / kTeamLanes;
-  static constexpr int kColumns = kOctet / kTeams;  // columns of a warp's result per lane
+  static constexpr int kRowGroupLanes = kWidth / kOctet;
+  static constexpr int kRowGroups = kWarp / kRowGroupLanes;
+  static constexpr int kColumns = kOctet / kRowGroups;  // columns of a warp's result per lane
   using Pack = cuda::Pack<T, kOctet>;
 
   const Consumer<T>& c;
@@ -90,14 +90,14 @@ struct Attention {
   AttentionSums& shared;
   const Keys& keys;
 
-  __device__ int team() const { return c.lane() / kTeamLanes; }
-  __device__ int column() const { return c.lane() % kTeamLanes * kOctet; }
+  __device__ int row_group() const { return c.lane() / kRowGroupLanes; }
+  __device__ int column() const { return c.lane() % kRowGroupLanes * kOctet; }
 
   /// Sums each value over the lanes of a row group. All of these lanes get the sums.
   template <int kCount>
-  __device__ void sum_team(float (&values)[kCount]) const {
+  __device__ void sum_row_group(float (&values)[kCount]) const {
 #pragma unroll
-    for (int step = kTeamLanes / 2; step > 0; step /= 2) {
+    for (int step = kRowGroupLanes / 2; step > 0; step /= 2) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         values[i] += __shfl_xor_sync(cuda::kAllLanes, values[i], step);
@@ -139,7 +139,7 @@ struct Attention {
       for (int i = 0; i < kOctet; ++i) {
         squares[0] += values[i] * values[i];
       }
-      sum_team(squares);
+      sum_row_group(squares);
       const float inverse = rsqrtf(squares[0] / static_cast<float>(kWidth) + c.a.eps);
       float factors[kOctet];
       cuda::unpack(f.norm, factors);
@@ -156,7 +156,7 @@ struct Attention {
                                    f.sines[1].x, f.sines[1].y, f.sines[1].z, f.sines[1].w};
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
-        const float other = __shfl_xor_sync(cuda::kAllLanes, values[i], kTeamLanes / 2);
+        const float other = __shfl_xor_sync(cuda::kAllLanes, values[i], kRowGroupLanes / 2);
         const float turned = values[i] * cosines[i] + sign * other * sines[i];
         values[i] = static_cast<float>(static_cast<T>(turned));
       }
@@ -211,7 +211,7 @@ struct Attention {
     for (int u = 0; u < kKeysAtOnce; ++u) {
       scores[u] = dot(query, from.key[u]);
     }
-    sum_team(scores);
+    sum_row_group(scores);
     add_weighted(from, count, scores, softmax);
   }
 
@@ -223,16 +223,16 @@ struct Attention {
     const Pack last_value = reinterpret_cast<const Pack&>(value);
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
-      query[i] = __shfl_sync(cuda::kAllLanes, query[i], c.lane() % kTeamLanes);
+      query[i] = __shfl_sync(cuda::kAllLanes, query[i], c.lane() % kRowGroupLanes);
     }
     float score[1] = {dot(query, last_key) * c.a.score_scale};
-    sum_team(score);
+    sum_row_group(score);
     if (has_key) {
       softmax.most = score[0];
       softmax.sum = 1;
       cuda::unpack(last_value, softmax.values);
       if (part.appends) {
-        const std::int64_t to = row + static_cast<std::int64_t>(keys.new_slot) * kWidth;
+        const std::int64_t to = row + static_cast<std::int64_t>(keys.new_index) * kWidth;
         cuda::store(l.keys + to, last_key);
         cuda::store(l.values + to, last_value);
       }
@@ -242,9 +242,9 @@ struct Attention {
   /// Computes the softmax of the row group's keys, with the lane's columns of the values.
   __device__ Softmax attend(const Part& part) const {
     const std::int64_t row = static_cast<std::int64_t>(part.key_head) * c.a.capacity * kWidth + column();
-    const int stride = keys.splits * kConsumerWarps * kTeams;
+    const int stride = keys.splits * kConsumerWarps * kRowGroups;
     // The row group has every stride-th key.
-    int at = (part.split * kConsumerWarps + c.warp()) * kTeams + team();
+    int at = (part.split * kConsumerWarps + c.warp()) * kRowGroups + row_group();
     int to_add = at < keys.count ? (keys.count - at + stride - 1) / stride : 0;
     const auto load = [&](KeysAndValues& to) {
 #pragma unroll
@@ -252,9 +252,9 @@ struct Attention {
         to.key[u] = {};
         to.value[u] = {};
         if (at < keys.count) {
-          const int slot = keys.first_slot + at;
+          const int index = keys.first_index + at;
           const std::int64_t from =
-              row + static_cast<std::int64_t>(slot < c.a.capacity ? slot : slot - c.a.capacity) * kWidth;
+              row + static_cast<std::int64_t>(index < c.a.capacity ? index : index - c.a.capacity) * kWidth;
           to.key[u] = cuda::load<kOctet>(l.keys + from);
           to.value[u] = cuda::load<kOctet>(l.values + from);
         }
@@ -272,13 +272,13 @@ struct Attention {
     // Each row group prepares the new query. But if the part has the new key, row group 1 of the first warp prepares
     // that key instead, and reads the new value.
     const bool is_first = part.has_new_key && c.warp() == 0;
-    const bool has_key = is_first && team() == 1;
+    const bool has_key = is_first && row_group() == 1;
     const Factors factors(rotation, has_key ? l.k_norm : l.q_norm, column());
     const int key_row = c.a.heads + part.key_head;
     const int rows[2] = {has_key ? key_row : part.head, key_row + c.a.key_heads};
     WordsOf<kOctet / 2> of_rows[2];
     const bool has[2] = {true, has_key};
-    await([&](int i) { return words.qkv + place((rows[i] * kWidth + column()) / 2); }, has, of_rows);
+    await([&](int i) { return words.qkv + word_offset((rows[i] * kWidth + column()) / 2); }, has, of_rows);
     float query[kOctet];
     prepare(of_rows[0].at, factors, query);
     Softmax softmax;
@@ -307,16 +307,16 @@ struct Attention {
 
   /// Merges the softmaxes of a warp's row groups. Afterwards, a lane has kColumns columns of the result, from the
   /// returned column on.
-  __device__ int merge_teams(Softmax& mine) const {
+  __device__ int merge_row_groups(Softmax& mine) const {
     float most = mine.most;
 #pragma unroll
-    for (int step = kTeamLanes; step < kWarp; step *= 2) {
+    for (int step = kRowGroupLanes; step < kWarp; step *= 2) {
       most = fmaxf(most, __shfl_xor_sync(cuda::kAllLanes, most, step));
     }
     mine.rescale(most);
     int first = column();
 #pragma unroll
-    for (int step = kWarp / 2, count = kOctet / 2; step >= kTeamLanes; step /= 2, count /= 2) {
+    for (int step = kWarp / 2, count = kOctet / 2; step >= kRowGroupLanes; step /= 2, count /= 2) {
       const bool is_upper = (c.lane() & step) != 0;
       mine.sum += __shfl_xor_sync(cuda::kAllLanes, mine.sum, step);
 #pragma unroll
@@ -335,7 +335,7 @@ struct Attention {
   __device__ void attend_in_block(const Part& part) const {
     const int splits = keys.splits;
     Softmax softmax = attend(part);
-    const int first = merge_teams(softmax);
+    const int first = merge_row_groups(softmax);
     if (c.lane() == 0) {
       shared.most[c.warp()] = softmax.most;
       shared.sum[c.warp()] = softmax.sum;
@@ -364,14 +364,14 @@ struct Attention {
       total.y += factor * value.y;
     }
     if (splits == 1) {
-      publish(words.attention + place(part.head * (kWidth / 2) + c.thread()),
+      publish(words.attention + word_offset(part.head * (kWidth / 2) + c.thread()),
               pack_pair<T>(__fdividef(total.x, sum), __fdividef(total.y, sum)));
       return;
     }
-    const int slot = part.head * kMostSplits + part.split;
-    publish(words.parts + slot * kWidth + 2 * c.thread(), total.x, total.y);
+    const int index = part.head * kMostSplits + part.split;
+    publish(words.parts + index * kWidth + 2 * c.thread(), total.x, total.y);
     if (c.thread() == 0) {
-      publish(words.stats + slot * 2, most, sum);
+      publish(words.stats + index * 2, most, sum);
     }
   }
 

@@ -84,12 +84,12 @@ __device__ Product<T> product(const Arguments<T>& a, const Layer<T>* layers, con
 /// This block's outputs of a product, in whole units, and the weight rows for them. With swiglu, 8 rows of gate
 /// alternate with the same 8 rows of up.
 template <class T>
-struct Share {
+struct OutputSplit {
   int first;
   int outputs;
   int stride;  // from a group of 8 rows to the next
 
-  __device__ Share(const Product<T>& p, int unit) {
+  __device__ OutputSplit(const Product<T>& p, int unit) {
     const auto blocks = static_cast<int>(gridDim.x);
     const auto block = static_cast<int>(blockIdx.x);
     if (p.is_spread) {
@@ -114,13 +114,13 @@ struct Share {
     int row;                  // of the weight
     int output;               // of the product
   };
-  __device__ Row row(const Product<T>& product, int slot) const {
-    const int local = product.swiglu ? slot / (2 * kStageRows) * kStageRows + slot % kStageRows : slot;
+  __device__ Row row(const Product<T>& product, int index) const {
+    const int local = product.swiglu ? index / (2 * kStageRows) * kStageRows + index % kStageRows : index;
     if (local >= outputs) {
       return {nullptr, 0, 0};
     }
     const int output = first + local / kStageRows * stride + local % kStageRows;
-    int part = product.swiglu ? slot / kStageRows % 2 : 0;
+    int part = product.swiglu ? index / kStageRows % 2 : 0;
     int row = output;
     if (!product.swiglu) {
       while (row >= product.weights[part].outputs) {
@@ -136,14 +136,14 @@ struct Share {
 template <class T>
 struct Job {
   Product<T> product;
-  Share<T> share;
+  OutputSplit<T> split;
   int groups;
   int segments;
 
   __device__ Job(const Arguments<T>& a, const Layer<T>* layers, const Weight<T>* head, int number, int unit)
       : product(decoder::product(a, layers, head, number)),
-        share(product, unit),
-        groups(share.groups(product)),
+        split(product, unit),
+        groups(split.groups(product)),
         segments((product.depth + kSegment - 1) / kSegment) {}
 };
 

@@ -17,7 +17,7 @@ namespace mica::kernels::decoder {
 struct Sums {
   float rows[2][kConsumerWarps][kBatchRows];
   alignas(16) float squares[2][kConsumerWarps];  // only for a product's first batch
-  __device__ static void meet(int buffer) {
+  __device__ static void synchronize(int buffer) {
     if (buffer == 0) {
       cuda::barrier_sync(2, kConsumers + kFinishers);
     } else {
@@ -89,7 +89,7 @@ struct Consumer {
     }
     if (p.in != nullptr) {
       constexpr int step = kSegment / 2 * static_cast<int>(kWordSpread);
-      const std::uint32_t* const in = p.in + step_words + place(begin / 2);
+      const std::uint32_t* const in = p.in + step_words + word_offset(begin / 2);
       await([in](int i) { return in + i * step; }, has, pairs);
     } else {
 #pragma unroll
@@ -180,7 +180,7 @@ struct Consumer {
         if (splits == 2) {
           receive_parts<W, 2>(p, segment);
         } else {
-          receive_parts<W, kFewSplits>(p, segment);
+          receive_parts<W, kSplitsAtOnce>(p, segment);
         }
       }
     } else if (segments == 1) {
@@ -282,16 +282,16 @@ struct Consumer {
       float* const to = sums.rows[buffer][warp()] + lane() / 4;
       // Multiplies the groups from `group` on, several of them interleaved, since each product of a group waits for the
       // group's previous one. Sums of groups that the batch does not have may be written, too; nothing reads them.
-      const auto put_some = [&]<int kCount>(int group, const Fragment(&from)[kCount]) {
-        const int there = count - group;
-        if (kCount > 1 && there > kCount / 2) {
+      const auto put_groups = [&]<int kCount>(int group, const Fragment(&from)[kCount]) {
+        const int remaining = count - group;
+        if (kCount > 1 && remaining > kCount / 2) {
           put<W, kCount>(from, of_lane, of_groups, squares, to + group * kStageRows);
-        } else if (kCount > 2 && there == 2) {
+        } else if (kCount > 2 && remaining == 2) {
           put<W, 2>(from, of_lane, of_groups, squares, to + group * kStageRows);
         } else {
 #pragma unroll
           for (int j = 0; j < kCount; ++j) {
-            if (j < there) {
+            if (j < remaining) {
               put<W, 1>(from + j, of_lane, of_groups, squares, to + (group + j) * kStageRows);
             }
           }
@@ -316,17 +316,17 @@ struct Consumer {
             }
           }
         }
-        put_some(first, fragments);
+        put_groups(first, fragments);
         first += kAhead;
         if (has_extra) {
-          put_some(first, extra);
+          put_groups(first, extra);
           first += kExtra;
         }
       } while (first < count);
       if (count < 2) {
         put_squares(p, done == 0, squares);
       }
-      sums.meet(buffer);
+      sums.synchronize(buffer);
       buffer ^= 1;
     }
   }
@@ -380,7 +380,7 @@ struct Consumer {
         }
       }
       put_squares(p, done == 0, squares);
-      sums.meet(buffer);
+      sums.synchronize(buffer);
       buffer ^= 1;
     }
   }
@@ -398,9 +398,9 @@ struct Finisher {
   Candidate largest{};  // of this thread's logits
 
   /// Reads the residual of this thread's row from the step's x.
-  __device__ void read_residual(const StepInput<T>& input, const Share<T>& share) {
-    if (thread < share.outputs) {
-      residual = input.at(share.first + thread);
+  __device__ void read_residual(const StepInput<T>& input, const OutputSplit<T>& split) {
+    if (thread < split.outputs) {
+      residual = input.at(split.first + thread);
     }
   }
 
@@ -409,12 +409,12 @@ struct Finisher {
     const float per_term = 1.0f / static_cast<float>(p.depth);
     float inverse = 1;
     for (int done = 0; done < job.groups; done += kBatchGroups) {
-      const auto row = job.share.row(p, done * kStageRows + thread);
+      const auto row = job.split.row(p, done * kStageRows + thread);
       const bool has = row.weight != nullptr;
-      auto* const to = p.out != nullptr ? p.out + step_words + place(row.output / 2)
+      auto* const to = p.out != nullptr ? p.out + step_words + word_offset(row.output / 2)
                                         : reinterpret_cast<std::uint32_t*>(a.logits) + row.output / 2;
       const float bias = has && row.weight->bias != nullptr ? static_cast<float>(row.weight->bias[row.row]) : 0;
-      sums.meet(buffer);
+      sums.synchronize(buffer);
       float value = 0;
 #pragma unroll
       for (int w = 0; w < kConsumerWarps; ++w) {
@@ -432,11 +432,11 @@ struct Finisher {
         value *= inverse;
       }
       buffer ^= 1;
-      hand_over(p, to, row.output, has, value + bias);
+      publish_output(p, to, row.output, has, value + bias);
     }
   }
 
-  __device__ void hand_over(const Product<T>& p, std::uint32_t* to, int output, bool has, float value) {
+  __device__ void publish_output(const Product<T>& p, std::uint32_t* to, int output, bool has, float value) {
     if (p.swiglu) {
       const float up = __shfl_xor_sync(cuda::kAllLanes, value, kStageRows);
       value = fast_silu(value) * up;

@@ -120,13 +120,13 @@ __device__ void copy_weights(const Arguments<T>& a, const Tables<T>& tables, Sta
     }
     const Job<T>& job = tables.jobs[number];
     const int at_once = job.segments == 1 ? W::kStageGroups : 1;
-    const int on_the_way = min(number + 1 == products ? kOnTheWayOfHead : kOnTheWay, ring.stages);
+    const int in_flight = min(number + 1 == products ? kHeadStagesInFlight : kStagesInFlight, ring.stages);
     for (int group = 0; group < job.groups; group += at_once) {
       const int count = min(at_once, job.groups - group);
       for (int segment = 0; segment < job.segments; ++segment) {
         if (W::kIsPacked || turn == 0) {
           cuda::wait(ring.empty + ring.stage, ring.parity ^ 1);
-          const int before = ring.stage - on_the_way;  // waits until this stage, which the same warp fills, has arrived
+          const int before = ring.stage - in_flight;  // waits until this stage, which the same warp fills, has arrived
           cuda::wait(ring.full + (before < 0 ? before + ring.stages : before),
                      before < 0 ? ring.parity ^ 1 : ring.parity);
           W::copy(a, job, group, count, segment, copier, ring);
@@ -152,7 +152,7 @@ __host__ __device__ int job_bytes(int products) {
 
 /// Consumers and finishers synchronize. Afterwards, `start` is filled, and this block has read everything that the end
 /// of a step changes.
-__device__ inline void meet_at_start() { cuda::barrier_sync(4, kConsumers + kFinishers); }
+__device__ inline void synchronize_start() { cuda::barrier_sync(4, kConsumers + kFinishers); }
 
 /// What the warps of a block share, in shared memory.
 template <class T, class W>
@@ -192,7 +192,7 @@ struct StepBlock {
 
   /// The finishers' work: from the sums of the warps to words that all blocks read.
   __device__ void finish(int thread) const {
-    meet_at_start();
+    synchronize_start();
     Finisher<T> finisher{a, sums, thread, start.words};
 #pragma unroll 1
     for (int number = 0; number < products; ++number) {
@@ -201,7 +201,7 @@ struct StepBlock {
       }
       const Job<T>& job = tables.jobs[number];
       if (number == 1) {
-        finisher.read_residual(start.input, job.share);
+        finisher.read_residual(start.input, job.split);
       }
       finisher.finish(job);
     }
@@ -218,7 +218,7 @@ struct StepBlock {
       start.words = a.state->ended == 0 ? 0 : step_words(a);
       cuda::arrive(&start.known);
     }
-    meet_at_start();
+    synchronize_start();
   }
 
   /// The consumers' work: products, and attention after the first product of each layer.

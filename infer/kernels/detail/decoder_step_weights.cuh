@@ -47,14 +47,14 @@ struct FloatWeights {
   static constexpr int kStageGroups = 1;
   static constexpr int kExtra = 0;
   static constexpr int kCopiersInTurn = 2;  // warps that copy alternately
-  static_assert(kOnTheWay % kCopiersInTurn == 0 && kOnTheWayOfHead % kCopiersInTurn == 0);
+  static_assert(kStagesInFlight % kCopiersInTurn == 0 && kHeadStagesInFlight % kCopiersInTurn == 0);
   static constexpr int kArrivals = kStageRows;  // arrivals per stage: one for each row
 
   /// Starts to copy a stage; called by one warp. Two warps alternate, since issuing a bulk copy takes about 50 cycles.
   __device__ static void copy(const Arguments<T>&, const Job<T>& job, int group, int, int segment, int copier,
                               const Ring& ring) {
     const int lane = copier % kWarp;
-    const auto row = job.share.row(job.product, lane < kStageRows ? group * kStageRows + lane : 1 << 30);
+    const auto row = job.split.row(job.product, lane < kStageRows ? group * kStageRows + lane : 1 << 30);
     const int depth = job.product.depth;
     const int bytes = min(kSegment, depth - segment * kSegment) * static_cast<int>(sizeof(T));
     std::uint64_t* const full = ring.full + ring.stage;
@@ -109,8 +109,8 @@ struct PackedWeights {
   static constexpr int kWordBytes = kWordRows * kStageRows * 4;
   static constexpr int kScaleBytes = kGroups * kStageRows * static_cast<int>(sizeof(T));
   // The words, scales and zeros of 8 outputs, padded against bank conflicts.
-  static constexpr int kPieceBytes = kWordBytes + 2 * kScaleBytes + 32;
-  static constexpr int kStageBytes = kStageGroups * kPieceBytes;
+  static constexpr int kGroupBytes = kWordBytes + 2 * kScaleBytes + 32;
+  static constexpr int kStageBytes = kStageGroups * kGroupBytes;
   static constexpr int kArrivals = kCopiers;
   static constexpr float kAdded = kPackedAdded<T, kBits>;
 
@@ -125,15 +125,15 @@ struct PackedWeights {
     const int mine = column / 2;
     const int half = column % 2;
     if (mine < count) {
-      const auto row = job.share.row(job.product, (group + mine) * kStageRows);  // units are whole groups
+      const auto row = job.split.row(job.product, (group + mine) * kStageRows);  // units are whole groups
       const Weight<T>& w = *row.weight;
       const int outputs = w.outputs;
       const int terms = min(kSegment, job.product.depth - segment * kSegment);
-      const std::uint32_t piece = cuda::shared_address(ring.here()) + mine * kPieceBytes;
+      const std::uint32_t group_start = cuda::shared_address(ring.here()) + mine * kGroupBytes;
       const int word_rows = terms / kOctet * kOctetWords;
       const auto* from = static_cast<const std::uint32_t*>(w.data) +
                          static_cast<std::int64_t>(segment * kWordRows + first) * outputs + row.row + half * 4;
-      std::uint32_t to = piece + first * kStageRows * 4 + half * 16;
+      std::uint32_t to = group_start + first * kStageRows * 4 + half * 16;
 #pragma unroll 4
       for (int i = first; i < word_rows; i += rows) {
         cuda::copy_async<16>(to, from);
@@ -144,7 +144,7 @@ struct PackedWeights {
         if (i % kGroups * kGroupTerms < terms) {
           const int at = (segment * kGroups + i % kGroups) >> a.group_shift;
           const T* const scales = (i < kGroups ? w.scale : w.zero) + static_cast<std::int64_t>(at) * outputs + row.row;
-          cuda::copy_async<16>(piece + kWordBytes + i * kStageRows * static_cast<int>(sizeof(T)), scales);
+          cuda::copy_async<16>(group_start + kWordBytes + i * kStageRows * static_cast<int>(sizeof(T)), scales);
         }
       }
     }
@@ -159,8 +159,8 @@ struct PackedWeights {
   };
 
   __device__ static void load(Fragment& f, const char* stage, int group, int warp, int lane, int terms) {
-    const char* const piece = stage + group * kPieceBytes;
-    const auto* const words = reinterpret_cast<const std::uint32_t*>(piece);
+    const char* const group_start = stage + group * kGroupBytes;
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(group_start);
 #pragma unroll
     for (int c = 0; c < kSliceChunks; ++c) {
 #pragma unroll
@@ -170,7 +170,7 @@ struct PackedWeights {
       }
     }
     const T* const scales =
-        reinterpret_cast<const T*>(piece + kWordBytes) + warp * kSliceGroups * kStageRows + lane / 4;
+        reinterpret_cast<const T*>(group_start + kWordBytes) + warp * kSliceGroups * kStageRows + lane / 4;
 #pragma unroll
     for (int i = 0; i < kSliceGroups; ++i) {
       f.scales[i] = static_cast<float>(scales[i * kStageRows]);

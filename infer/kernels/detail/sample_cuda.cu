@@ -1,5 +1,5 @@
-// Samples a token for each row of logits. A row belongs to a cluster of 8 blocks, each of which has a slice of it. For
-// top-k and top-p, the keys of the slice, integers in the order of its scores, are in shared memory.
+// Samples a token for each row of logits. A row belongs to a cluster of 8 blocks, each of which has a slab of it. For
+// top-k and top-p, the keys of the slab, integers in the order of its scores, are in shared memory.
 //
 //     largest score --> temperature 0: its token
 //          |
@@ -37,19 +37,19 @@ namespace {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) sample_tokens_kernel(const __grid_constant__ Arguments<T> a) {
-  extern __shared__ std::uint32_t slice_keys[];
-  __shared__ Shared shared;
+  extern __shared__ std::uint32_t slab_keys[];
+  __shared__ SharedMemory shared;
   cuda::allow_dependents();
   cuda::wait_for_previous_kernel();
   const int rank = static_cast<int>(blockIdx.x);
-  const int begin = min(rank * a.slice, a.columns);
+  const int begin = min(rank * a.slab, a.columns);
   RankedRow<T> row{{{.a = a,
                      .s = shared,
-                     .keys = a.ordered ? slice_keys : nullptr,
+                     .keys = a.ordered ? slab_keys : nullptr,
                      .row = static_cast<int>(blockIdx.y),
                      .rank = rank,
                      .begin = begin,
-                     .size = min(begin + a.slice, a.columns) - begin,
+                     .size = min(begin + a.slab, a.columns) - begin,
                      .largest = 0}}};
   const bool finite = row.find_largest();
   if (!finite || a.uniforms == nullptr) {
@@ -156,11 +156,11 @@ void sample_tokens(Cuda, const SampleTokens& args) {
   on_dtype(Types<float, Float16, BFloat16>{}, args.logits.dtype(), "sample_tokens", [&]<class T>() {
     const infer::SamplingOptions& o = args.options;
     const auto columns = static_cast<int>(args.logits.size(1));
-    const bool draws = args.uniforms.defined();
+    const bool samples = args.uniforms.defined();
     const dim3 grid(kBlocks, static_cast<unsigned>(args.logits.size(0)));
     const bool aligned = columns * sizeof(T) % kPackBytes == 0 &&
                          reinterpret_cast<std::uintptr_t>(args.logits.raw_data()) % kPackBytes == 0;
-    if (!draws && aligned && !args.seen.defined()) {
+    if (!samples && aligned && !args.seen.defined()) {
       cuda::Launch(grid, kThreads)
           .cluster(dim3(kBlocks))
           .dependent()
@@ -173,13 +173,13 @@ void sample_tokens(Cuda, const SampleTokens& args) {
                          .uniforms = args.uniforms.data_or_null<double>(),
                          .tokens = args.tokens.data<std::int64_t>(),
                          .columns = columns,
-                         .slice = (columns + kBlocks - 1) / kBlocks,
+                         .slab = (columns + kBlocks - 1) / kBlocks,
                          .temperature = o.temperature,
                          .penalty = o.repetition_penalty,
                          .top_p = o.top_p,
                          .limit = o.top_k == 0 ? columns : static_cast<int>(std::min<std::int64_t>(o.top_k, columns)),
-                         .ordered = draws && ((o.top_k > 0 && o.top_k < columns) || o.top_p < 1)};
-    const std::size_t shared = a.ordered ? sizeof(std::uint32_t) * static_cast<std::size_t>(a.slice) : 0;
+                         .ordered = samples && ((o.top_k > 0 && o.top_k < columns) || o.top_p < 1)};
+    const std::size_t shared = a.ordered ? sizeof(std::uint32_t) * static_cast<std::size_t>(a.slab) : 0;
     cuda::Launch(grid, kThreads, shared)
         .cluster(dim3(kBlocks))
         .dependent()

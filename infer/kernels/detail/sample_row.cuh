@@ -1,6 +1,6 @@
 #pragma once
 
-// A row of scores from which a cluster samples a token: its slices, its largest score, and sampling from all tokens.
+// A row of scores from which a cluster samples a token: its slabs, its largest score, and sampling from all tokens.
 // See sample_cuda.cu.
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Arguments {
   const double* uniforms;  // null: take the largest
   std::int64_t* tokens;
   int columns;
-  int slice;  // columns per block
+  int slab;  // columns per block
   double temperature;
   double penalty;
   double top_p;
@@ -70,7 +70,7 @@ struct Sorted {
   double running[kBatch];
 };
 
-struct Shared {
+struct SharedMemory {
   Entry warp_entries[kWarps];
   double warp_sums[kWarps];
   int warp_counts[kWarps];
@@ -105,11 +105,11 @@ __device__ inline Entry entry_of_block(const Entry* e, int block) {
 template <class T>
 struct Row {
   const Arguments<T>& a;
-  Shared& s;
-  std::uint32_t* keys;  // the slice's, in shared memory; null: not needed
+  SharedMemory& s;
+  std::uint32_t* keys;  // the slab's, in shared memory; null: not needed
   int row;
   int rank;
-  int begin;  // of the slice
+  int begin;  // of the slab
   int size;
   double largest;
 
@@ -206,7 +206,7 @@ struct Row {
     return before + running - value;
   }
 
-  // The thread's columns of the slice, which are adjacent: from *first to *last − 1.
+  // The thread's columns of the slab, which are adjacent: from *first to *last − 1.
   __device__ void own_columns(int* first, int* last) const {
     const int each = (size + kThreads - 1) / kThreads;
     *first = min(static_cast<int>(threadIdx.x) * each, size);

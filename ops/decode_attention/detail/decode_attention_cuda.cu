@@ -60,7 +60,7 @@ struct Arguments {
   int key_heads;
   int parts;   // parts that the query heads of a key head are split into
   int blocks;  // per cluster
-  bool settled;
+  bool ready_early;
   std::int64_t capacity;
   float eps;
   float score_scale;  // includes the factor log2(e), since scores are exponents of 2
@@ -653,7 +653,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   __shared__ Shared<T, kWidth, kHeads> shared;
   extern __shared__ __align__(16) unsigned char memory[];
   cuda::allow_dependents();
-  if (!a.settled) {
+  if (!a.ready_early) {
     cuda::wait_for_previous_kernel();
   }
   const AttentionBlock<T, kWidth, kHeads> block(a, shared, memory);
@@ -662,7 +662,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 128 ? 3 : 1)
   }
   block.start_first_copies();
   block.prepare_block();
-  if (a.settled) {
+  if (a.ready_early) {
     cuda::wait_for_previous_kernel();
   }
   block.prepare_position();
@@ -702,7 +702,7 @@ Arguments<T> arguments(const DecodeAttentionArgs& args, int heads_at_once) {
                  .key_heads = static_cast<int>(p.key_heads()),
                  .parts = (group + heads_at_once - 1) / heads_at_once,
                  .blocks = 1,
-                 .settled = p.settled,
+                 .ready_early = p.ready_early,
                  .capacity = p.keys.size(2),
                  .eps = static_cast<float>(p.eps),
                  .score_scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(p.width()))),

@@ -2,7 +2,7 @@
 
 // What the products of few rows by wgmma share (decode_linear_batch_sm90.cu, decode_linear_wide_sm90.cu). The weight is
 // the first operand, 64 outputs at a time (SwiGLU: 32 of gate and the same 32 of up); the rows of x are the second.
-// Both are divided along K into pieces of 64 terms. A row of x in a piece is a line of 128 bytes, which the copy engine
+// Both are divided along K into slices of 64 terms. A row of x in a slice is a line of 128 bytes, which the copy engine
 // swizzles.
 
 #include <mica/core/cuda/detail/ring.cuh>
@@ -13,13 +13,13 @@
 #include <mica/infer/kernels/detail/kernels.h>
 #include <mica/infer/kernels/detail/silu.cuh>
 
-namespace mica::kernels::pieces {
+namespace mica::kernels::slices {
 
 inline constexpr int kPacks = 8;  // of 16 bytes in a line
 inline constexpr int kPackTerms = 8;
 inline constexpr int kStride = kOutputs + 4;  // from one row of sums in shared memory to the next; no bank conflicts
 
-struct Part {
+struct WeightColumns {
   int first_column;
   const void* bias;  // or null
 };
@@ -29,7 +29,7 @@ struct Operands {
   CUtensorMap x;
   CUtensorMap weights[kMostDecodeWeights];
   typename Weights::Scales scales;
-  Part parts[kMostDecodeWeights];
+  WeightColumns parts[kMostDecodeWeights];
   int part_count;
   const void* norm;      // or null
   const void* residual;  // or null
@@ -51,39 +51,39 @@ __device__ inline void release(std::uint64_t* empty) {
 
 /// The columns of a tile.
 template <bool kSwiglu>
-struct Place {
+struct TileColumns {
   int column;  // of y
   int part = 0;
 
   template <class Weights>
-  __device__ Place(const Operands<Weights>& a, int tile) : column(tile * kColumns<kSwiglu>) {
+  __device__ TileColumns(const Operands<Weights>& a, int tile) : column(tile * kColumns<kSwiglu>) {
     while (!kSwiglu && part + 1 < a.part_count && column >= a.parts[part + 1].first_column) {
       ++part;
     }
   }
 };
 
-/// Starts to copy a stage of the weights; its first piece is `piece`. The barrier counts Weights::kCopiedBytes bytes.
+/// Starts to copy a stage of the weights; its first slice is `slice`. The barrier counts Weights::kCopiedBytes bytes.
 template <bool kSwiglu, class Weights>
 __device__ void load_weights(unsigned char* to, unsigned char* scales, const Operands<Weights>& a,
-                             const Place<kSwiglu>& place, int piece, std::uint64_t* full) {
+                             const TileColumns<kSwiglu>& tile, int slice, std::uint64_t* full) {
   constexpr int kHalf = Weights::kStageBytes / 2;
-  const int term = piece * kTerms;
-  const int column = place.column - a.parts[place.part].first_column;
+  const int term = slice * kTerms;
+  const int column = tile.column - a.parts[tile.part].first_column;
   if constexpr (Weights::kIsPacked) {
-    const int line = piece * Weights::kPieceLines;
-    cuda::load_tile(to, &a.weights[place.part], column, line, full);
+    const int line = slice * Weights::kSliceLines;
+    cuda::load_tile(to, &a.weights[tile.part], column, line, full);
     if constexpr (kSwiglu) {
       cuda::load_tile(to + kHalf, &a.weights[1], column, line, full);
     } else {
-      cuda::load_tile(to + kHalf, &a.weights[place.part], column + Weights::kHalfOutputs, line, full);
+      cuda::load_tile(to + kHalf, &a.weights[tile.part], column + Weights::kHalfOutputs, line, full);
     }
-    Weights::template load_scales<kSwiglu>(scales, a.scales, place.part, column, piece, full);
+    Weights::template load_scales<kSwiglu>(scales, a.scales, tile.part, column, slice, full);
   } else if constexpr (kSwiglu) {
     cuda::load_tile(to, &a.weights[0], term, column, full);
     cuda::load_tile(to + kHalf, &a.weights[1], term, column, full);
   } else {
-    cuda::load_tile(to, &a.weights[place.part], term, column, full);
+    cuda::load_tile(to, &a.weights[tile.part], term, column, full);
   }
 }
 
@@ -104,9 +104,9 @@ __device__ cuda::Pack<T, kPackTerms> scale_pack(T* at, const T* norm, float& squ
   return result;
 }
 
-/// Starts to multiply a piece, as one group of products. Called by a warpgroup.
+/// Starts to multiply a slice, as one group of products. Called by a warpgroup.
 template <class T, int kRows>
-__device__ void multiply_piece(float (&sums)[kRows / 2], const unsigned char* w, const unsigned char* x,
+__device__ void multiply_slice(float (&sums)[kRows / 2], const unsigned char* w, const unsigned char* x,
                                bool keep_sums) {
   std::uint64_t a = cuda::depth_lines(w);
   std::uint64_t b = cuda::depth_lines(x);
@@ -221,7 +221,7 @@ Operands<Weights> operands_of(const DecodeLinearArgs& args) {
   return a;
 }
 
-/// Calls f.operator()<Weights>() with the kind of weights. Packed weights have kUnits pieces per stage.
+/// Calls f.operator()<Weights>() with the kind of weights. Packed weights have kUnits slices per stage.
 template <class T, int kUnits, class F>
 void on_weights(const DecodeWeight& first, const F& f) {
   if (first.matrix.defined()) {
@@ -244,4 +244,4 @@ void on_options(const DecodeLinearOptions& options, const F& f) {
   }
 }
 
-}  // namespace mica::kernels::pieces
+}  // namespace mica::kernels::slices
