@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include <mica/core/creation.h>
-#include <mica/core/progress.h>
-#include <mica/nn/checkpoint.h>
+#include <mica/nn/detail/block_pass.h>
 #include <mica/nn/detail/most_layers.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/gemma2.h>
@@ -133,34 +131,19 @@ Tensor Gemma2Model::operator()(const Tensor& tokens, KeyValueCache* cache, const
   const Scope scope(*this);
   check(tokens.dim() == 2, "Gemma2: expected tokens of shape (B, T), got {}", tokens.shape());
   packed.check_shapes("Gemma2", tokens);
+  detail::BlockPass pass("Gemma2", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
   std::int64_t reach = tokens.size(1);  // the most positions that one may see
-  std::optional<ProgressTask> progress;
   if (cache != nullptr) {
-    check(!packed.positions.defined() && !packed.documents.defined(),
-          "Gemma2: a KeyValueCache cannot be used with packed documents");
-    cache->begin(tokens.size(0), tokens.size(1));
     const std::int64_t limit = cache->config().window;
     reach = limit == 0 ? cache->longest() : std::min(cache->longest(), limit);
-    if (tokens.size(1) > 1) {
-      progress.emplace("reading the prompt", static_cast<std::int64_t>(layers.size()));
-    }
   }
   check(reach <= window,
         "Gemma2: {} positions are more than the window of {}, and mica has no attention in windows yet", reach, window);
-  const Tensor positions = cache == nullptr ? packed.positions : cache->positions();
-  const Tensor mask = packed.documents.defined() ? document_mask(packed.documents) : Tensor{};
   Tensor x = embed_tokens(tokens) * embedding_scale(embed_tokens.weight);
-  std::int64_t layer = 0;
   for (const Gemma2Block& block : layers) {
-    x = checkpoint && cache == nullptr ? nn::checkpoint(block, x, positions, mask)
-                                       : block(x, positions, mask, {cache, layer++});
-    if (progress) {
-      progress->advance();
-    }
+    x = pass(block, x, pass.positions(), pass.mask());
   }
-  if (cache != nullptr) {
-    cache->end();
-  }
+  pass.end();
   return norm(x);
 }
 

@@ -1,8 +1,6 @@
 #include <cmath>
-#include <optional>
 
-#include <mica/core/progress.h>
-#include <mica/nn/checkpoint.h>
+#include <mica/nn/detail/block_pass.h>
 #include <mica/nn/detail/most_layers.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/gpt.h>
@@ -72,31 +70,17 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache, const PackedDoc
   check(tokens.dim() == 2, "GPT: expected tokens of shape (B, T), got {}", tokens.shape());
   const std::int64_t start = cache == nullptr ? 0 : cache->length(), end = start + tokens.size(1);
   check(end <= config.context, "GPT: expected at most {} tokens, the context, got {}", config.context, end);
-  std::optional<ProgressTask> progress;
-  if (cache != nullptr) {
-    cache->begin(tokens.size(0), tokens.size(1));
-    if (tokens.size(1) > 1) {
-      progress.emplace("reading the prompt", config.layers);
-    }
-  }
-  const Tensor positions = cache == nullptr ? packed.positions : cache->positions();
-  const Tensor mask = packed.documents.defined() ? document_mask(packed.documents) : Tensor{};
+  detail::BlockPass pass("GPT", tokens, cache, packed, config.layers, config.checkpoint);
+  const Tensor& positions = pass.positions();
   ResidualAndBranch stream{wte(tokens, positions.defined() ? wpe(positions) : slice(wpe.weight, 0, start, end), drop),
                            {}};
   Tensor bias;  // of the branch
-  std::int64_t layer = 0;
   for (const TransformerBlock& block : h) {
     const auto& [residual, branch] = stream;
-    stream = config.checkpoint && cache == nullptr ? nn::checkpoint(block, residual, branch, bias, mask)
-                                                   : block(residual, branch, bias, mask, {cache, layer++});
+    stream = pass(block, residual, branch, bias, pass.mask());
     bias = block.mlp.c_proj.bias;
-    if (progress) {
-      progress->advance();
-    }
   }
-  if (cache != nullptr) {
-    cache->end();
-  }
+  pass.end();
   const auto& [residual, branch] = stream;
   return branch.defined() ? ln_f(branch, residual, drop, bias).y : ln_f(residual);
 }

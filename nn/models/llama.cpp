@@ -1,7 +1,4 @@
-#include <optional>
-
-#include <mica/core/progress.h>
-#include <mica/nn/checkpoint.h>
+#include <mica/nn/detail/block_pass.h>
 #include <mica/nn/detail/most_layers.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/llama.h>
@@ -132,29 +129,12 @@ Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache, const 
   const Scope scope(*this);
   check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
   packed.check_shapes("Llama", tokens);
-  std::optional<ProgressTask> progress;
-  if (cache != nullptr) {
-    check(!packed.positions.defined() && !packed.documents.defined(),
-          "Llama: a KeyValueCache cannot be used with packed documents");
-    cache->begin(tokens.size(0), tokens.size(1));
-    if (tokens.size(1) > 1) {
-      progress.emplace("reading the prompt", static_cast<std::int64_t>(layers.size()));
-    }
-  }
-  const Tensor positions = cache == nullptr ? packed.positions : cache->positions();
-  const Tensor mask = packed.documents.defined() ? document_mask(packed.documents) : Tensor{};
+  detail::BlockPass pass("Llama", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
   Tensor x = embed_tokens(tokens);
-  std::int64_t layer = 0;
   for (const LlamaBlock& block : layers) {
-    x = checkpoint && cache == nullptr ? nn::checkpoint(block, x, positions, mask)
-                                       : block(x, positions, mask, {cache, layer++});
-    if (progress) {
-      progress->advance();
-    }
+    x = pass(block, x, pass.positions(), pass.mask());
   }
-  if (cache != nullptr) {
-    cache->end();
-  }
+  pass.end();
   return norm(x);
 }
 
