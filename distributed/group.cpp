@@ -92,6 +92,23 @@ Call call_of(CallKind kind, const Tensor& x, Reduction reduction = Reduction::su
           .count = x.numel()};
 }
 
+/// Starts a collective from one tensor into another. A single rank copies.
+template <class F>
+Work start_between(const char* op, const GroupState& group, const Tensor& from, const Tensor& into, const Call& call,
+                   const F& start) {
+  if (group.size == 1) {
+    copy_elements(from, into);
+    return {};
+  }
+  if (from.numel() == 0) {
+    return {};
+  }
+  Collectives& through = collectives_for(op, group, from);
+  const Work work = start_call(op, group, call, [&] { return start(through); });
+  into.bump_version(op);
+  return work;
+}
+
 }  // namespace
 
 void Work::wait() const {
@@ -125,18 +142,8 @@ Work Group::start_reduce_scatter(const Tensor& from, const Tensor& into, Reducti
   check_written(op, into);
   check_parts(op, from, into, size());
   check_reduction(op, from, reduction);
-  if (size() == 1) {
-    copy_elements(from, into);
-    return {};
-  }
-  if (from.numel() == 0) {
-    return {};
-  }
-  Collectives& through = collectives_for(op, *state_, from);
-  const Work work = start_call(op, *state_, call_of(CallKind::reduce_scatter, into, reduction),
-                               [&] { return through.reduce_scatter(from, into, reduction); });
-  into.bump_version(op);
-  return work;
+  return start_between(op, *state_, from, into, call_of(CallKind::reduce_scatter, into, reduction),
+                       [&](Collectives& through) { return through.reduce_scatter(from, into, reduction); });
 }
 
 Work Group::start_all_gather(const Tensor& from, const Tensor& into) const {
@@ -144,18 +151,8 @@ Work Group::start_all_gather(const Tensor& from, const Tensor& into) const {
   check_tensor(op, from);
   check_written(op, into);
   check_parts(op, into, from, size());
-  if (size() == 1) {
-    copy_elements(from, into);
-    return {};
-  }
-  if (from.numel() == 0) {
-    return {};
-  }
-  Collectives& through = collectives_for(op, *state_, from);
-  const Work work =
-      start_call(op, *state_, call_of(CallKind::all_gather, from), [&] { return through.all_gather(from, into); });
-  into.bump_version(op);
-  return work;
+  return start_between(op, *state_, from, into, call_of(CallKind::all_gather, from),
+                       [&](Collectives& through) { return through.all_gather(from, into); });
 }
 
 Work Group::start_broadcast(const Tensor& x, int root) const {
