@@ -2,7 +2,7 @@
 // from global memory only once. The kernel is persistent, with a row in the shared memory of a block or a cluster:
 //
 //     pass 1:  row r, part by part, as its copies arrive ──▶ sums ──▶ exchanged by the threads of the row ──▶ loss
-//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  its place ◀── copies of the next row
+//     pass 2:  row r in shared memory ──▶ gradient ──▶ global memory;  its stage ◀── copies of the next row
 //
 // Each thread copies the packs that it uses itself, so that threads synchronize only to exchange sums.
 
