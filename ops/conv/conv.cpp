@@ -4,7 +4,6 @@
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
-#include <mica/core/channels_last.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/conv/conv.h>
@@ -14,6 +13,7 @@
 #include <mica/ops/index/index.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
 #include <mica/ops/reduce/sum.h>
+#include <mica/ops/view/channels_last.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -68,7 +68,7 @@ struct Conv {
       out = new_images(geometry.x, a);
       args.y = a, args.weight = b, args.x = out;
     } else {
-      out = empty(geometry.weight, a.dtype(), a.device());
+      out = new_images(geometry.weight, a);
       args.x = a, args.y = b, args.weight = out;
     }
     args.bias = bias.defined() ? contiguous_data(bias) : bias;
@@ -109,6 +109,10 @@ struct Conv {
 // The activations whose derivative is a function of their result are part of the op; others are an op of their own.
 Tensor run(const ConvGeometry& geometry, ConvPart result, const Tensor& x, const Tensor& weight, const Tensor& bias,
            Activation activation) {
+  // On a GPU, copies that change the layout are ops of their own, so that backward uses them again.
+  if (x.device().is_cuda() && x.dim() >= 4 && !(is_channels_last(x) && is_channels_last(weight))) {
+    return run(geometry, result, channels_last(x), channels_last(weight), bias, activation);
+  }
   const bool fused = activation == Activation::none || kernels::has_slope_from_output(activation);
   const Tensor y = autograd::apply(Conv{geometry, result, fused ? activation : Activation::none}, x, weight, bias);
   switch (fused ? Activation::none : activation) {

@@ -137,19 +137,18 @@ Tensor dense_as(const Tensor& x, DType dtype) {
   return copy;
 }
 
-// out = f(out + bias), for wide (N, channels, …).
-void end_in(const Tensor& wide, const Convolution& args) {
-  on_device(wide.device(), [&](auto device) {
+}  // namespace
+
+void end_convolution(const Convolution& args, const Tensor& out) {
+  on_device(out.device(), [&](auto device) {
     if (args.bias.defined()) {
-      Shape shape = Shape::filled(wide.dim() - 1, 1);
-      shape[0] = wide.shape()[1];
-      add_in_place(device, wide, matrices(dense_as(args.bias, wide.dtype()), shape), 1);
+      Shape shape = Shape::filled(out.dim() - 1, 1);
+      shape[0] = out.shape()[1];
+      add_in_place(device, out, matrices(dense_as(args.bias, out.dtype()), shape), 1);
     }
-    activate(device, args.activation, wide, wide);
+    activate(device, args.activation, out, out);
   });
 }
-
-}  // namespace
 
 void composed_convolve(const Convolution& args) {
   const ConvGeometry& g = args.geometry;
@@ -173,7 +172,7 @@ void composed_convolve(const Convolution& args) {
       const Tensor sums = empty({count, groups, rows, places}, wide, out.device());
       mica::detail::multiply({.a = weight, .b = columns, .bias = {}, .out = sums});
       const Tensor y = matrices(sums, y_images().shape());
-      end_in(y, args);
+      end_convolution(args, y);
       copy_into(y_images(), y);
     } else if (args.result == ConvPart::x) {
       const Tensor columns = empty(windows.view(padded, false).shape(), wide, out.device());
@@ -183,7 +182,7 @@ void composed_convolve(const Convolution& args) {
                               .out = matrices(columns, {count, groups, depth, places})});
       windows.add_to(padded, columns);
       const Tensor x = contiguous_data(windows.inside(padded));
-      end_in(x, args);
+      end_convolution(args, x);
       copy_into(images(args.x, first, count), x);
     } else {
       const Tensor columns = matrices(contiguous_data(windows.view(padded, true)), {groups, depth, count * places});

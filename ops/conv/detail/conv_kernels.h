@@ -43,6 +43,9 @@ void convolve(Cuda, const Convolution& args);
 /// By copies of windows, matrix products and sums of existing kernels, for any device and floating dtype.
 void composed_convolve(const Convolution& args);
 
+/// out = f(out + bias), for the result `out` of a product that has done neither.
+void end_convolution(const Convolution& args, const Tensor& out);
+
 /// By cuDNN. False, and nothing is written, if it has no kernel that repeats its bits.
 bool cudnn_convolve(Cuda, const Convolution& args);
 
