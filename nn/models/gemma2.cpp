@@ -51,7 +51,7 @@ Tensor Gemma2Norm::operator()(const Tensor& x) const {
   return rms_norm(x, weight.shape(), weight.to(dtype) + 1.0, eps);
 }
 
-Gemma2Attention::Gemma2Attention(const Gemma2Config& c)
+Gemma2Attention::Gemma2Attention(const Gemma2Config& c, std::int64_t layer)
     : heads(checked_gemma2(c).heads),
       key_heads(c.key_heads),
       head_width(c.head_width),
@@ -62,7 +62,8 @@ Gemma2Attention::Gemma2Attention(const Gemma2Config& c)
       k_proj(child("k_proj", Linear{c.width, key_heads * head_width, {.bias = false}})),
       v_proj(child("v_proj", Linear{c.width, key_heads * head_width, {.bias = false}})),
       o_proj(child("o_proj", Linear{heads * head_width, c.width, {.bias = false}})),
-      rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})) {}
+      rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})),
+      window(layer % 2 == 0 ? c.window : 0) {}
 
 Tensor Gemma2Attention::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                                    const CachedLayer& cached) const {
@@ -79,8 +80,13 @@ Tensor Gemma2Attention::operator()(const Tensor& x, const Tensor& positions, con
     check(!mask.defined(), "Gemma2Attention: a cache is for attention without a mask");
     return o_proj(cached.cache->attend(cached.layer, q, k, v));
   }
-  const Tensor y = scaled_dot_product_attention(
-      q, k, v, {.causal = true, .scale = scale, .cap = cap, .dropout = is_training() ? dropout : 0, .mask = mask});
+  const Tensor y = scaled_dot_product_attention(q, k, v,
+                                                {.causal = true,
+                                                 .window = window,
+                                                 .scale = scale,
+                                                 .cap = cap,
+                                                 .dropout = is_training() ? dropout : 0,
+                                                 .mask = mask});
   return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
 }
 
@@ -101,9 +107,9 @@ Tensor Gemma2Mlp::operator()(const Tensor& x) const {
   return down_proj(geglu(gate_proj(x), up_proj(x), GeluApproximation::tanh));
 }
 
-Gemma2Block::Gemma2Block(const Gemma2Config& c)
+Gemma2Block::Gemma2Block(const Gemma2Config& c, std::int64_t layer)
     : input_layernorm(child("input_layernorm", Gemma2Norm{c})),
-      self_attn(child("self_attn", Gemma2Attention{c})),
+      self_attn(child("self_attn", Gemma2Attention{c, layer})),
       post_attention_layernorm(child("post_attention_layernorm", Gemma2Norm{c})),
       pre_feedforward_layernorm(child("pre_feedforward_layernorm", Gemma2Norm{c})),
       mlp(child("mlp", Gemma2Mlp{c})),
@@ -120,10 +126,9 @@ Gemma2Model::Gemma2Model(const Gemma2Config& c)
     : embed_tokens(child("embed_tokens", Embedding{checked_gemma2(c).vocab, c.width})),
       layers(child("layers", ModuleList<Gemma2Block>{})),
       norm(child("norm", Gemma2Norm{c})),
-      window(c.window),
       checkpoint(c.checkpoint) {
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    layers.push_back(Gemma2Block{c});
+    layers.push_back(Gemma2Block{c, i});
   }
 }
 
@@ -132,13 +137,6 @@ Tensor Gemma2Model::operator()(const Tensor& tokens, KeyValueCache* cache, const
   check(tokens.dim() == 2, "Gemma2: expected tokens of shape (B, T), got {}", tokens.shape());
   packed.check_shapes("Gemma2", tokens);
   detail::BlockPass pass("Gemma2", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
-  std::int64_t reach = tokens.size(1);  // the most positions that one may see
-  if (cache != nullptr) {
-    const std::int64_t limit = cache->config().window;
-    reach = limit == 0 ? cache->longest() : std::min(cache->longest(), limit);
-  }
-  check(reach <= window,
-        "Gemma2: {} positions are more than the window of {}, and mica has no attention in windows yet", reach, window);
   Tensor x = embed_tokens(tokens) * embedding_scale(embed_tokens.weight);
   for (const Gemma2Block& block : layers) {
     x = pass(block, x, pass.positions(), pass.mask());
@@ -183,6 +181,10 @@ Tensor Gemma2::next_token_logits(const Tensor& tokens, KeyValueCache* cache) con
 
 KeyValueCache Gemma2::new_cache(std::int64_t batch, std::int64_t window) const {
   const Tensor& weight = model.embed_tokens.weight;
+  std::vector<std::int64_t> windows;
+  for (const Gemma2Block& block : model.layers) {
+    windows.push_back(block.self_attn.window);
+  }
   return KeyValueCache({.layers = config.layers,
                         .batch = batch,
                         .key_heads = config.key_heads,
@@ -191,7 +193,8 @@ KeyValueCache Gemma2::new_cache(std::int64_t batch, std::int64_t window) const {
                         .device = weight.device(),
                         .scale = 1 / std::sqrt(config.query_scale),
                         .cap = config.attention_cap,
-                        .window = window});
+                        .window = window,
+                        .windows = windows});
 }
 
 }  // namespace mica::nn

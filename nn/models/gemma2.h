@@ -44,7 +44,8 @@ class Gemma2Norm : public Module {
 /// Self-attention with rotary embeddings, grouped queries and capped scores, x (B, T, width) to (B, T, width).
 class Gemma2Attention : public Module {
  public:
-  explicit Gemma2Attention(const Gemma2Config& config);
+  /// Attention of layer `layer`; those with even numbers have the window.
+  explicit Gemma2Attention(const Gemma2Config& config, std::int64_t layer = 0);
   /// See LlamaAttention.
   Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask, const CachedLayer& cached = {}) const;
 
@@ -52,6 +53,7 @@ class Gemma2Attention : public Module {
   double scale, cap, dropout;
   Linear q_proj, k_proj, v_proj, o_proj;
   RotaryEmbedding rotary;
+  std::int64_t window;  // 0: none
 
  private:
   Tensor rotated(const Tensor& x, const Tensor& positions, const CachedLayer& cached) const;
@@ -72,7 +74,7 @@ class Gemma2Mlp : public Module {
 ///     x ← x + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(x)))
 class Gemma2Block : public Module {
  public:
-  explicit Gemma2Block(const Gemma2Config& config);
+  explicit Gemma2Block(const Gemma2Config& config, std::int64_t layer = 0);
   /// See Gemma2Attention.
   Tensor operator()(const Tensor& x, const Tensor& positions, const Tensor& mask, const CachedLayer& cached = {}) const;
 
@@ -87,21 +89,19 @@ class Gemma2Block : public Module {
 class Gemma2Model : public Module {
  public:
   explicit Gemma2Model(const Gemma2Config& config);
-  /// Throws if both a cache and packed documents are given, or if a text is longer than the window.
+  /// Throws if both a cache and packed documents are given.
   Tensor operator()(const Tensor& tokens, KeyValueCache* cache = nullptr, const PackedDocuments& packed = {}) const;
 
   Embedding embed_tokens;
   ModuleList<Gemma2Block> layers;
   Gemma2Norm norm;
-  std::int64_t window;
   bool checkpoint;
 };
 
 /// Gemma 2, a decoder-only transformer: four RMS norms in each block, capped scores and logits, GEGLU, embeddings
 /// multiplied by √width, and a head that is tied to them.
 ///
-/// In every other layer, attention reaches back only `window` positions. mica has no such attention yet, so texts
-/// longer than the window are refused; up to there, all layers are the same.
+/// In every other layer, beginning with the first, attention reaches back only `window` positions.
 ///
 /// Initialized with normal weights of standard deviation 0.02. Parameters are named as in Hugging Face's files:
 /// model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …, model.norm.weight; state_dict() also has
@@ -122,7 +122,6 @@ class Gemma2 : public Module {
   Tensor next_token_logits(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
 
   /// An empty cache for `batch` sequences, of the embedding's dtype and device. `window`: see KeyValueCache::Config.
-  /// With one of at most config.window positions, a text may have any length.
   KeyValueCache new_cache(std::int64_t batch = 1, std::int64_t window = 0) const;
 
   Gemma2Config config;

@@ -95,7 +95,7 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
           in.emplace(name, tensor.to(device));
         }
         // Gemma 2 rounds twice as often in a block. PyTorch's own gradients in bfloat16 have an error of 2.3 %.
-        const double rounded = fixture == "gemma2" ? 3e-2 : 2e-2;
+        const double rounded = fixture.starts_with("gemma2") ? 4e-2 : 2e-2;
         const double tolerance = dtype == float32 ? 1e-4 : rounded;
         const std::string label = fmt::format("{}.", dtype);
         const Outputs out = run(model, in);
