@@ -24,15 +24,25 @@ namespace fs = std::filesystem;
 
 inline const fs::path kFixtures = folder_from("MICA_PRETRAINED_FIXTURES", MICA_PRETRAINED_FIXTURES);
 
-inline const std::vector<std::string> kModels{"gpt2",           "gpt2_gelu_sharded",
-                                              "gpt2_base",      "llama3",
-                                              "llama_dynamic",  "llama_longrope",
-                                              "smollm",         "smollm3",
-                                              "gemma2",         "gemma2_window",
-                                              "mistral",        "mistral_longrope",
-                                              "mistral_window", "qwen2",
-                                              "qwen2_window",   "qwen3",
-                                              "bert",           "bert_tanh_sharded",
+inline const std::vector<std::string> kModels{"gpt2",
+                                              "gpt2_gelu_sharded",
+                                              "gpt2_base",
+                                              "llama3",
+                                              "llama_dynamic",
+                                              "llama_longrope",
+                                              "smollm",
+                                              "smollm3",
+                                              "gemma2",
+                                              "gemma2_window",
+                                              "gemma3",
+                                              "mistral",
+                                              "mistral_longrope",
+                                              "mistral_window",
+                                              "qwen2",
+                                              "qwen2_window",
+                                              "qwen3",
+                                              "bert",
+                                              "bert_tanh_sharded",
                                               "bert_no_pooler"};
 
 /// A separate, empty folder per test.

@@ -17,6 +17,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
@@ -32,6 +33,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1000.0, "original_max_positio
             "short_factor": [1.0, 1.125, 1.5, 2.25], "long_factor": [1.25, 3.0, 6.5, 8.0]}
 LONGROPE_AT_END = {"rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 12, "factor": 3.0,
                    "short_factor": [1.0, 1.25, 1.75], "long_factor": [1.5, 2.75, 4.0], "attention_factor": 1.25}
+GEMMA3 = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
 
 GPT2 = dict(vocab_size=41, n_positions=16, n_embd=16, n_layer=2, n_head=2)
@@ -66,6 +68,9 @@ MODELS = {
     "gemma2_window": (Gemma2ForCausalLM, Gemma2Config(**LLAMA, head_dim=8, sliding_window=5, query_pre_attn_scalar=12,
                                                       attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
                                                       rope_parameters=PLAIN), None),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**LLAMA, head_dim=8, sliding_window=5,
+                                                   query_pre_attn_scalar=12, rope_parameters=GEMMA3,
+                                                   layer_types=["sliding_attention", "full_attention"]), None),
     # No text is longer than the window.
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**LLAMA, head_dim=8, sliding_window=16, query_pre_attn_scalar=12,
                                                attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
