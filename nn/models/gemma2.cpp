@@ -45,10 +45,11 @@ Gemma2Norm::Gemma2Norm(const Gemma2Config& c) : eps(c.norm_eps), weight(param("w
 }
 
 Tensor Gemma2Norm::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  // In 16 bits, 1 + weight would lose most of a small weight.
-  const DType dtype = weight.dtype() == float64 ? float64 : float32;
-  return rms_norm(x, weight.shape(), weight.to(dtype) + 1.0, eps);
+  return call(*this, x, [&](const Tensor& x) {
+    // In 16 bits, 1 + weight would lose most of a small weight.
+    const DType dtype = weight.dtype() == float64 ? float64 : float32;
+    return rms_norm(x, weight.shape(), weight.to(dtype) + 1.0, eps);
+  });
 }
 
 Gemma2Attention::Gemma2Attention(const Gemma2Config& c)
@@ -66,22 +67,24 @@ Gemma2Attention::Gemma2Attention(const Gemma2Config& c)
 
 Tensor Gemma2Attention::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                                    const CachedLayer& cached) const {
-  const Scope scope(*this);
-  check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "Gemma2Attention: expected (B, T, {}), got {}",
-        q_proj.in_features(), x.shape());
-  const auto by_head = [&](const Tensor& y, std::int64_t count) {
-    return reshape(y, {x.size(0), x.size(1), count, head_width});
-  };
-  const Tensor q = transpose(rotated(by_head(q_proj(x), heads), positions, cached), 1, 2);  // (B, heads, T, head_width)
-  const Tensor k = transpose(rotated(by_head(k_proj(x), key_heads), positions, cached), 1, 2);
-  const Tensor v = transpose(by_head(v_proj(x), key_heads), 1, 2);
-  if (cached) {
-    check(!mask.defined(), "Gemma2Attention: a cache is for attention without a mask");
-    return o_proj(cached.cache->attend(cached.layer, q, k, v));
-  }
-  const Tensor y = scaled_dot_product_attention(
-      q, k, v, {.causal = true, .scale = scale, .cap = cap, .dropout = is_training() ? dropout : 0, .mask = mask});
-  return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
+  return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
+    check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "Gemma2Attention: expected (B, T, {}), got {}",
+          q_proj.in_features(), x.shape());
+    const auto by_head = [&](const Tensor& y, std::int64_t count) {
+      return reshape(y, {x.size(0), x.size(1), count, head_width});
+    };
+    const Tensor q =
+        transpose(rotated(by_head(q_proj(x), heads), positions, cached), 1, 2);  // (B, heads, T, head_width)
+    const Tensor k = transpose(rotated(by_head(k_proj(x), key_heads), positions, cached), 1, 2);
+    const Tensor v = transpose(by_head(v_proj(x), key_heads), 1, 2);
+    if (cached) {
+      check(!mask.defined(), "Gemma2Attention: a cache is for attention without a mask");
+      return o_proj(cached.cache->attend(cached.layer, q, k, v));
+    }
+    const Tensor y = scaled_dot_product_attention(
+        q, k, v, {.causal = true, .scale = scale, .cap = cap, .dropout = is_training() ? dropout : 0, .mask = mask});
+    return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
+  });
 }
 
 Tensor Gemma2Attention::rotated(const Tensor& x, const Tensor& positions, const CachedLayer& cached) const {
@@ -97,8 +100,8 @@ Gemma2Mlp::Gemma2Mlp(const Gemma2Config& c)
       down_proj(child("down_proj", Linear{c.hidden, c.width, {.bias = false}})) {}
 
 Tensor Gemma2Mlp::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return down_proj(geglu(gate_proj(x), up_proj(x), GeluApproximation::tanh));
+  return call(*this, x,
+              [&](const Tensor& x) { return down_proj(geglu(gate_proj(x), up_proj(x), GeluApproximation::tanh)); });
 }
 
 Gemma2Block::Gemma2Block(const Gemma2Config& c)
@@ -111,9 +114,10 @@ Gemma2Block::Gemma2Block(const Gemma2Config& c)
 
 Tensor Gemma2Block::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                                const CachedLayer& cached) const {
-  const Scope scope(*this);
-  const Tensor y = x + post_attention_layernorm(self_attn(input_layernorm(x), positions, mask, cached));
-  return y + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(y)));
+  return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
+    const Tensor y = x + post_attention_layernorm(self_attn(input_layernorm(x), positions, mask, cached));
+    return y + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(y)));
+  });
 }
 
 Gemma2Model::Gemma2Model(const Gemma2Config& c)
@@ -128,23 +132,25 @@ Gemma2Model::Gemma2Model(const Gemma2Config& c)
 }
 
 Tensor Gemma2Model::operator()(const Tensor& tokens, KeyValueCache* cache, const PackedDocuments& packed) const {
-  const Scope scope(*this);
-  check(tokens.dim() == 2, "Gemma2: expected tokens of shape (B, T), got {}", tokens.shape());
-  packed.check_shapes("Gemma2", tokens);
-  detail::BlockPass pass("Gemma2", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
-  std::int64_t reach = tokens.size(1);  // the most positions that one may see
-  if (cache != nullptr) {
-    const std::int64_t limit = cache->config().window;
-    reach = limit == 0 ? cache->longest() : std::min(cache->longest(), limit);
-  }
-  check(reach <= window,
-        "Gemma2: {} positions are more than the window of {}, and mica has no attention in windows yet", reach, window);
-  Tensor x = embed_tokens(tokens) * embedding_scale(embed_tokens.weight);
-  for (const Gemma2Block& block : layers) {
-    x = pass(block, x, pass.positions(), pass.mask());
-  }
-  pass.end();
-  return norm(x);
+  return call(*this, tokens, [&](const Tensor& tokens) {
+    check(tokens.dim() == 2, "Gemma2: expected tokens of shape (B, T), got {}", tokens.shape());
+    packed.check_shapes("Gemma2", tokens);
+    detail::BlockPass pass("Gemma2", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
+    std::int64_t reach = tokens.size(1);  // the most positions that one may see
+    if (cache != nullptr) {
+      const std::int64_t limit = cache->config().window;
+      reach = limit == 0 ? cache->longest() : std::min(cache->longest(), limit);
+    }
+    check(reach <= window,
+          "Gemma2: {} positions are more than the window of {}, and mica has no attention in windows yet", reach,
+          window);
+    Tensor x = embed_tokens(tokens) * embedding_scale(embed_tokens.weight);
+    for (const Gemma2Block& block : layers) {
+      x = pass(block, x, pass.positions(), pass.mask());
+    }
+    pass.end();
+    return norm(x);
+  });
 }
 
 Gemma2::Gemma2(const Gemma2Config& config)
@@ -164,8 +170,7 @@ Tensor Gemma2::logits(const Tensor& features) const {
 }
 
 Tensor Gemma2::operator()(const Tensor& tokens, KeyValueCache* cache) const {
-  const Scope scope(*this);
-  return logits(model(tokens, cache));
+  return call(*this, tokens, [&](const Tensor& tokens) { return logits(model(tokens, cache)); });
 }
 
 Tensor Gemma2::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {
