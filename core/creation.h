@@ -49,7 +49,7 @@ Tensor from_data(std::initializer_list<T> values, const Shape& shape, Device dev
 /// One axis: from_data({1.f, 2.f}).
 template <class T>
 Tensor from_data(std::initializer_list<T> values, Device device = Device::cpu()) {
-  return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
+  return from_data<T>(values, {static_cast<std::int64_t>(values.size())}, device);
 }
 /// A list of doubles, such as from_data({1.0, 2.0}), of values of different types, such as from_data({1.0, INFINITY}),
 /// and of no values becomes float32, as in PyTorch. from_data<double>({1.0, 2.0}) is float64.

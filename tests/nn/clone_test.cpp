@@ -101,7 +101,7 @@ TEST(Clone, CopiesAUsersModule) {
 }
 
 TEST(Clone, CopiesMicasModules) {
-  nn::GPT gpt({.vocab = 11, .context = 8, .layers = 2, .heads = 2, .width = 8});
+  nn::GPT gpt({.vocab = 11, .context = 8, .layers = 2, .heads = 2, .width = 32});
   nn::add_lora(gpt, {"*c_attn"}, {.rank = 2});
   const Tensor tokens = from_data<std::int64_t>({1, 2, 3}, {1, 3});
   const std::vector<double> y = to_vector<double>(gpt(tokens));
@@ -112,7 +112,7 @@ TEST(Clone, CopiesMicasModules) {
   nn::merge_lora(copy);
   expect_close(gpt(tokens), y, 0, 0);
   EXPECT_TRUE(gpt.h[1].attn.c_attn.has_lora() && !copy.h[1].attn.c_attn.has_lora());
-  nn::quantize(copy, {.group_size = 8});
+  nn::quantize(copy, {.group_size = 32});
   const nn::GPT quantized = nn::clone(copy);
   expect_independent(copy, quantized);
   expect_close(quantized(tokens), to_vector<double>(copy(tokens)), 0, 0);
