@@ -53,10 +53,11 @@ GemmaNorm::GemmaNorm(std::int64_t width, double eps) : eps(eps), weight(param("w
 }
 
 Tensor GemmaNorm::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  // In 16 bits, 1 + weight would lose most of a small weight.
-  const DType dtype = weight.dtype() == float64 ? float64 : float32;
-  return rms_norm(x, weight.shape(), weight.to(dtype) + 1.0, eps);
+  return call(*this, x, [&](const Tensor& x) {
+    // In 16 bits, 1 + weight would lose most of a small weight.
+    const DType dtype = weight.dtype() == float64 ? float64 : float32;
+    return rms_norm(x, weight.shape(), weight.to(dtype) + 1.0, eps);
+  });
 }
 
 GemmaAttention::GemmaAttention(const GemmaConfig& c, std::int64_t layer)
@@ -80,30 +81,31 @@ GemmaAttention::GemmaAttention(const GemmaConfig& c, std::int64_t layer)
 
 Tensor GemmaAttention::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                                   const CachedLayer& cached) const {
-  const Scope scope(*this);
-  check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "GemmaAttention: expected (B, T, {}), got {}",
-        q_proj.in_features(), x.shape());
-  const auto by_head = [&](const Tensor& y, std::int64_t count) {
-    return reshape(y, {x.size(0), x.size(1), count, head_width});
-  };
-  const auto normed = [](const std::optional<GemmaNorm>& norm, const Tensor& y) { return norm ? (*norm)(y) : y; };
-  const Tensor queries = normed(q_norm, by_head(q_proj(x), heads));
-  const Tensor keys = normed(k_norm, by_head(k_proj(x), key_heads));
-  const Tensor q = transpose(rotated(queries, positions, cached), 1, 2);  // (B, heads, T, head_width)
-  const Tensor k = transpose(rotated(keys, positions, cached), 1, 2);
-  const Tensor v = transpose(by_head(v_proj(x), key_heads), 1, 2);
-  if (cached) {
-    check(!mask.defined(), "GemmaAttention: a cache is for attention without a mask");
-    return o_proj(cached.cache->attend(cached.layer, q, k, v));
-  }
-  const Tensor y = scaled_dot_product_attention(q, k, v,
-                                                {.causal = true,
-                                                 .window = window,
-                                                 .scale = scale,
-                                                 .cap = cap,
-                                                 .dropout = is_training() ? dropout : 0,
-                                                 .mask = mask});
-  return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
+  return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
+    check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "GemmaAttention: expected (B, T, {}), got {}",
+          q_proj.in_features(), x.shape());
+    const auto by_head = [&](const Tensor& y, std::int64_t count) {
+      return reshape(y, {x.size(0), x.size(1), count, head_width});
+    };
+    const auto normed = [](const std::optional<GemmaNorm>& norm, const Tensor& y) { return norm ? (*norm)(y) : y; };
+    const Tensor queries = normed(q_norm, by_head(q_proj(x), heads));
+    const Tensor keys = normed(k_norm, by_head(k_proj(x), key_heads));
+    const Tensor q = transpose(rotated(queries, positions, cached), 1, 2);  // (B, heads, T, head_width)
+    const Tensor k = transpose(rotated(keys, positions, cached), 1, 2);
+    const Tensor v = transpose(by_head(v_proj(x), key_heads), 1, 2);
+    if (cached) {
+      check(!mask.defined(), "GemmaAttention: a cache is for attention without a mask");
+      return o_proj(cached.cache->attend(cached.layer, q, k, v));
+    }
+    const Tensor y = scaled_dot_product_attention(q, k, v,
+                                                  {.causal = true,
+                                                   .window = window,
+                                                   .scale = scale,
+                                                   .cap = cap,
+                                                   .dropout = is_training() ? dropout : 0,
+                                                   .mask = mask});
+    return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
+  });
 }
 
 Tensor GemmaAttention::rotated(const Tensor& x, const Tensor& positions, const CachedLayer& cached) const {
@@ -119,8 +121,8 @@ GemmaMlp::GemmaMlp(const GemmaConfig& c)
       down_proj(child("down_proj", Linear{c.hidden, c.width, {.bias = false}})) {}
 
 Tensor GemmaMlp::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return down_proj(geglu(gate_proj(x), up_proj(x), GeluApproximation::tanh));
+  return call(*this, x,
+              [&](const Tensor& x) { return down_proj(geglu(gate_proj(x), up_proj(x), GeluApproximation::tanh)); });
 }
 
 GemmaBlock::GemmaBlock(const GemmaConfig& c, std::int64_t layer)
@@ -133,9 +135,10 @@ GemmaBlock::GemmaBlock(const GemmaConfig& c, std::int64_t layer)
 
 Tensor GemmaBlock::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                               const CachedLayer& cached) const {
-  const Scope scope(*this);
-  const Tensor y = x + post_attention_layernorm(self_attn(input_layernorm(x), positions, mask, cached));
-  return y + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(y)));
+  return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
+    const Tensor y = x + post_attention_layernorm(self_attn(input_layernorm(x), positions, mask, cached));
+    return y + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(y)));
+  });
 }
 
 GemmaModel::GemmaModel(const GemmaConfig& c)
@@ -149,16 +152,17 @@ GemmaModel::GemmaModel(const GemmaConfig& c)
 }
 
 Tensor GemmaModel::operator()(const Tensor& tokens, KeyValueCache* cache, const PackedDocuments& packed) const {
-  const Scope scope(*this);
-  check(tokens.dim() == 2, "Gemma: expected tokens of shape (B, T), got {}", tokens.shape());
-  packed.check_shapes("Gemma", tokens);
-  detail::BlockPass pass("Gemma", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
-  Tensor x = embed_tokens(tokens) * embedding_scale(embed_tokens.weight);
-  for (const GemmaBlock& block : layers) {
-    x = pass(block, x, pass.positions(), pass.mask());
-  }
-  pass.end();
-  return norm(x);
+  return call(*this, tokens, [&](const Tensor& tokens) {
+    check(tokens.dim() == 2, "Gemma: expected tokens of shape (B, T), got {}", tokens.shape());
+    packed.check_shapes("Gemma", tokens);
+    detail::BlockPass pass("Gemma", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
+    Tensor x = embed_tokens(tokens) * embedding_scale(embed_tokens.weight);
+    for (const GemmaBlock& block : layers) {
+      x = pass(block, x, pass.positions(), pass.mask());
+    }
+    pass.end();
+    return norm(x);
+  });
 }
 
 Gemma::Gemma(const GemmaConfig& config)
@@ -178,8 +182,7 @@ Tensor Gemma::logits(const Tensor& features) const {
 }
 
 Tensor Gemma::operator()(const Tensor& tokens, KeyValueCache* cache) const {
-  const Scope scope(*this);
-  return logits(model(tokens, cache));
+  return call(*this, tokens, [&](const Tensor& tokens) { return logits(model(tokens, cache)); });
 }
 
 Tensor Gemma::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {

@@ -65,28 +65,29 @@ LlamaAttention::LlamaAttention(const LlamaConfig& c, std::int64_t layer)
 
 Tensor LlamaAttention::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                                   const CachedLayer& cached) const {
-  const Scope scope(*this);
-  check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "LlamaAttention: expected (B, T, {}), got {}",
-        q_proj.in_features(), x.shape());
-  Tensor q = by_head(q_proj(x), heads), k = by_head(k_proj(x), key_heads);
-  if (qk_norm_) {
-    q = q_norm(q);
-    k = k_norm(k);
-  }
-  if (rotates) {
-    q = rotated(q, positions, cached);
-    k = rotated(k, positions, cached);
-  }
-  q = transpose(q, 1, 2);  // (B, heads, T, head_width)
-  k = transpose(k, 1, 2);
-  const Tensor v = transpose(by_head(v_proj(x), key_heads), 1, 2);
-  if (cached) {
-    check(!mask.defined(), "LlamaAttention: a cache is for attention without a mask");
-    return o_proj(cached.cache->attend(cached.layer, q, k, v));
-  }
-  const Tensor y = scaled_dot_product_attention(
-      q, k, v, {.causal = true, .window = window, .dropout = is_training() ? dropout : 0, .mask = mask});
-  return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
+  return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
+    check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "LlamaAttention: expected (B, T, {}), got {}",
+          q_proj.in_features(), x.shape());
+    Tensor q = by_head(q_proj(x), heads), k = by_head(k_proj(x), key_heads);
+    if (qk_norm_) {
+      q = q_norm(q);
+      k = k_norm(k);
+    }
+    if (rotates) {
+      q = rotated(q, positions, cached);
+      k = rotated(k, positions, cached);
+    }
+    q = transpose(q, 1, 2);  // (B, heads, T, head_width)
+    k = transpose(k, 1, 2);
+    const Tensor v = transpose(by_head(v_proj(x), key_heads), 1, 2);
+    if (cached) {
+      check(!mask.defined(), "LlamaAttention: a cache is for attention without a mask");
+      return o_proj(cached.cache->attend(cached.layer, q, k, v));
+    }
+    const Tensor y = scaled_dot_product_attention(
+        q, k, v, {.causal = true, .window = window, .dropout = is_training() ? dropout : 0, .mask = mask});
+    return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
+  });
 }
 
 Tensor LlamaAttention::by_head(const Tensor& x, std::int64_t count) const {
@@ -107,8 +108,7 @@ LlamaMlp::LlamaMlp(const LlamaConfig& c)
       down_proj(child("down_proj", Linear{c.hidden, c.width, {.bias = c.mlp_bias}})) {}
 
 Tensor LlamaMlp::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return down_proj(swiglu(gate_proj(x), up_proj(x)));
+  return call(*this, x, [&](const Tensor& x) { return down_proj(swiglu(gate_proj(x), up_proj(x))); });
 }
 
 LlamaBlock::LlamaBlock(const LlamaConfig& c, std::int64_t layer)
@@ -119,9 +119,10 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c, std::int64_t layer)
 
 Tensor LlamaBlock::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                               const CachedLayer& cached) const {
-  const Scope scope(*this);
-  const auto [sum, y] = post_attention_layernorm(self_attn(input_layernorm(x), positions, mask, cached), x);
-  return sum + mlp(y);
+  return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
+    const auto [sum, y] = post_attention_layernorm(self_attn(input_layernorm(x), positions, mask, cached), x);
+    return sum + mlp(y);
+  });
 }
 
 LlamaModel::LlamaModel(const LlamaConfig& c)
@@ -135,16 +136,17 @@ LlamaModel::LlamaModel(const LlamaConfig& c)
 }
 
 Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache, const PackedDocuments& packed) const {
-  const Scope scope(*this);
-  check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
-  packed.check_shapes("Llama", tokens);
-  detail::BlockPass pass("Llama", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
-  Tensor x = embed_tokens(tokens);
-  for (const LlamaBlock& block : layers) {
-    x = pass(block, x, pass.positions(), pass.mask());
-  }
-  pass.end();
-  return norm(x);
+  return call(*this, tokens, [&](const Tensor& tokens) {
+    check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
+    packed.check_shapes("Llama", tokens);
+    detail::BlockPass pass("Llama", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
+    Tensor x = embed_tokens(tokens);
+    for (const LlamaBlock& block : layers) {
+      x = pass(block, x, pass.positions(), pass.mask());
+    }
+    pass.end();
+    return norm(x);
+  });
 }
 
 Llama::Llama(const LlamaConfig& config)
@@ -162,8 +164,7 @@ Llama::Llama(const LlamaConfig& config)
 }
 
 Tensor Llama::operator()(const Tensor& tokens, KeyValueCache* cache) const {
-  const Scope scope(*this);
-  return lm_head(model(tokens, cache));
+  return call(*this, tokens, [&](const Tensor& tokens) { return lm_head(model(tokens, cache)); });
 }
 
 Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {
