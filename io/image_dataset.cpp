@@ -76,7 +76,7 @@ Mixture mixture_of(const ImageDatasetOptions& options, const Shape& shape, Sampl
 }
 
 // Replaces a and b by share · a + (1 − share) · b and the opposite.
-void mix(float* a, float* b, std::int64_t count, double share) {
+void mix_pair(float* a, float* b, std::int64_t count, double share) {
   const auto weight = static_cast<float>(share);
   for (std::int64_t i = 0; i < count; ++i) {
     const float x = a[i], y = b[i];
@@ -199,10 +199,10 @@ void ImageDataset::finish(const Tensors& batch, const DataPosition& at) const {
     if (mixture.cuts) {
       exchange(first.bytes(0).data(), second.bytes(0).data(), pixels_.shape, size_of(pixels_.dtype), mixture.region);
     } else {
-      mix(first.field<float>(0).data(), second.field<float>(0).data(), numel_of(pixels_.shape), mixture.share);
+      mix_pair(first.field<float>(0).data(), second.field<float>(0).data(), numel_of(pixels_.shape), mixture.share);
     }
-    mix(first.field<float>(1).data(), second.field<float>(1).data(), static_cast<std::int64_t>(images_.classes.size()),
-        mixture.share);
+    mix_pair(first.field<float>(1).data(), second.field<float>(1).data(),
+             static_cast<std::int64_t>(images_.classes.size()), mixture.share);
   }
 }
 

@@ -13,6 +13,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
+namespace csv_test {
 namespace {
 
 using io::CsvTable;
@@ -138,3 +139,4 @@ TEST(Csv, IsReadFromFiles) {
 }
 
 }  // namespace
+}  // namespace csv_test

@@ -13,6 +13,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
+namespace idx_test {
 namespace {
 
 std::string bytes_of(const std::vector<int>& values) { return {values.begin(), values.end()}; }
@@ -99,3 +100,4 @@ TEST_F(Idx, IsRefusedIfDamaged) {
 }
 
 }  // namespace
+}  // namespace idx_test

@@ -18,6 +18,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
+namespace image_test {
 namespace {
 
 std::filesystem::path fixture(const std::string& name) {
@@ -206,3 +207,4 @@ TEST(Image, RefusesBadArguments) {
 }
 
 }  // namespace
+}  // namespace image_test

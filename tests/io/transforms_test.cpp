@@ -22,6 +22,7 @@
 using namespace mica;
 using namespace mica::testing_support;
 
+namespace transforms_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -285,3 +286,4 @@ TEST(ImageDataset, ReadsTensors) {
 }
 
 }  // namespace
+}  // namespace transforms_test
