@@ -106,7 +106,6 @@ void train_model(Model& model, const ImageData& data, const Transforms& transfor
                       {"model", o.model},
                       {"size", fmt::format("{}", o.size)},
                       {"batch", fmt::format("{}", o.batch)},
-                      {"epochs", fmt::format("{}", o.epochs)},
                       {"lr", fmt::format("{}", o.lr)},
                       {"weight-decay", fmt::format("{}", o.weight_decay)},
                       {"seed", fmt::format("{}", o.seed)}};
