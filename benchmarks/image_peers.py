@@ -1,112 +1,83 @@
-"""Training steps of a ResNet, mica and PyTorch, in the same run.
+#!/usr/bin/env python3
+"""Compares the time per image of mica's loading and augmenting of JPEG files with torchvision's, for one thread.
 
-    python3 benchmarks/image_peers.py --program build/cuda/bin/bench_image
-    python3 benchmarks/image_peers.py --program build/bin/bench_image --device cpu --depth 18 --batch 16 --dtype float32
+    pip install torch torchvision
+    cmake -B build -DMICA_BENCHMARKS=ON && cmake --build build --target bench_images
+    python benchmarks/image_peers.py [--images 200] [--work /tmp/images]
 
-On a GPU, PyTorch runs channels_last under autocast, with the fused SGD: eager, compiled, and compiled in a CUDA graph of
-the whole step. On the CPU it runs eager, with 2 threads. Times are medians of steps after a warm-up.
+It makes JPEG files of 500 × 375 and 1600 × 1200 pixels, of about the bytes per pixel of photographs (quality 90, 4:2:0).
+Both read them, crop and resize them at random to 224 × 224, flip, and normalize them. torchvision is measured with PIL,
+as its ImageFolder reads files, and with tensors and its v2 transforms. The CPU time counts, the least of three passes.
 """
 
 import argparse
-import contextlib
-import statistics
 import subprocess
+import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-import torchvision
+from PIL import Image
+from torchvision import io, transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--program", required=True)
-parser.add_argument("--device", default="cuda")
-parser.add_argument("--depth", type=int, default=50)
-parser.add_argument("--batch", type=int, default=128)
-parser.add_argument("--size", type=int, default=224)
-parser.add_argument("--dtype", default="bfloat16")
-parser.add_argument("--steps", type=int, default=30)
-parser.add_argument("--threads", type=int, default=2)
-parser.add_argument("--forward", action="store_true")
-parser.add_argument("--kinds", default="eager,compile,graph")
-args = parser.parse_args()
-on_gpu = args.device == "cuda"
-torch.set_num_threads(args.threads)
+MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
-def mica():
-    command = [args.program, "--device", args.device, "--depth", str(args.depth), "--batch", str(args.batch), "--size",
-               str(args.size), "--dtype", args.dtype, "--steps", str(args.steps)]
-    command += ["--graph"] if on_gpu else ["--threads", str(args.threads), "--warmup", "2"]
-    command += ["--forward"] if args.forward else []
-    print("mica:", subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(), flush=True)
+def photograph(width, height, generator):
+    """Noise of all scales, with less of it in fine ones, as in photographs."""
+    picture = np.zeros((height, width, 3))
+    for scale in (1, 2, 4, 8, 16, 32, 64, 128):
+        noise = generator.normal(0, 1, (height // scale + 2, width // scale + 2, 3))
+        large = [Image.fromarray(noise[..., c].astype(np.float32)).resize((width, height), Image.BICUBIC) for c in range(3)]
+        picture += np.stack([np.asarray(x) for x in large], -1) * (2.2 * scale**0.6)
+    return Image.fromarray(np.clip(picture + 120, 0, 255).astype(np.uint8))
 
 
-def times(step):
-    result = []
-    for _ in range(args.steps):
-        if on_gpu:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            step()
-            end.record()
-            end.synchronize()
-            result.append(begin.elapsed_time(end))
-        else:
-            begin = time.perf_counter()
-            step()
-            result.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(result)
+def make_images(folder, width, height, count):
+    generator = np.random.default_rng(1)
+    (folder / "photographs").mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        path = folder / "photographs" / f"{i:04}.jpg"
+        if not path.exists():
+            photograph(width, height, generator).save(path, quality=90)
 
 
-def pytorch(kind):
-    torch.manual_seed(1)
-    model = getattr(torchvision.models, f"resnet{args.depth}")().to(args.device)
-    images = torch.randn(args.batch, 3, args.size, args.size, device=args.device)
-    labels = torch.randint(0, 1000, (args.batch,), device=args.device)
-    if on_gpu:
-        torch.backends.cudnn.benchmark = True
-        model = model.to(memory_format=torch.channels_last)
-        images = images.contiguous(memory_format=torch.channels_last)
-    model.train(not args.forward)
-    options = {"fused": True} if on_gpu else {}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-5, **options)
-    forward = model if kind == "eager" else torch.compile(model)
-    dtype = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}[args.dtype]
-
-    def step():
-        if args.forward:
-            with torch.no_grad(), cast():
-                return forward(images)
-        with cast():
-            loss = F.cross_entropy(forward(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    def cast():
-        return torch.autocast(args.device, dtype=dtype) if dtype else contextlib.nullcontext()
-
-    if kind == "graph":
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(10):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        run = graph.replay
-    else:
-        run = step
-    for _ in range(10 if on_gpu else 2):
-        run()
-    ms = times(run)
-    print(f"torch {torch.__version__} {kind}: {ms:.3f} ms, {args.batch / ms * 1e3:.0f} images/s", flush=True)
+def measure(data):
+    least = float("inf")
+    for _ in range(3):
+        before = time.process_time()
+        for i in range(len(data)):
+            image, _ = data[i]
+            assert image.shape == (3, 224, 224)
+        least = min(least, time.process_time() - before)
+    return 1e3 * least / len(data)
 
 
-mica()
-for kind in args.kinds.split(",") if on_gpu else ["eager"]:
-    pytorch(kind)
-mica()
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/images"))
+    parser.add_argument("--program", default="build/bin/bench_images")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    pil = transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+                              transforms.Normalize(MEAN, DEVIATION)])
+    tensors = v2.Compose([v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip(),
+                          v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, DEVIATION)])
+    for width, height in ((500, 375), (1600, 1200)):
+        folder = arguments.work / f"{width}x{height}"
+        make_images(folder, width, height, max(1, arguments.images * 500 // width))
+        files = [f.stat().st_size for f in (folder / "photographs").iterdir()]
+        print(f"{width} × {height}: {len(files)} files of {sum(files) / len(files) / 1000:.0f} kB")
+        command = [arguments.program, "--folder", str(folder)]
+        print(" mica:", subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+        print(f" torchvision, PIL: {measure(ImageFolder(folder, pil)):.3f} ms of CPU time per image")
+        data = ImageFolder(folder, tensors, loader=lambda path: io.decode_image(path, mode="RGB"))
+        print(f" torchvision, tensors: {measure(data):.3f} ms of CPU time per image", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-// Whole training steps of a ResNet, or its forward pass: ms and images/s. image_peers.py compares it with PyTorch.
+// Whole training steps of a ResNet, or its forward pass: ms and images/s. resnet_peers.py compares it with PyTorch.
 
 #include <fmt/core.h>
 
@@ -100,7 +100,7 @@ void measure(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CommandLine command_line("Times a ResNet: forward, loss, backward, SGD with momentum.", "bench_image");
+  CommandLine command_line("Times a ResNet: forward, loss, backward, SGD with momentum.", "bench_resnet");
   Options o;
   command_line.add_option("--depth", o.model.depth, "18, 34, 50, 101 or 152").show_default();
   command_line.add_option("--batch", o.batch).at_least(1).show_default();
