@@ -79,12 +79,12 @@ void measure(const Options& o) {
     step();
   }
   reset_peak_memory(device);
-  const double ms = benchmarks::median(
-      on_device(device, [&](auto on) { return benchmarks::step_times_ms(on, o.steps, step); }));
+  const double ms =
+      benchmarks::median(on_device(device, [&](auto on) { return benchmarks::step_times_ms(on, o.steps, step); }));
   put(fmt::format("ResNet-{}, {} {}×{}×{}×{}: {:.3f} ms {}, {:.0f} images/s, {:.2f} GiB, loss {:.4f}\n", o.model.depth,
                   o.dtype, o.batch, o.model.channels, o.size, o.size, ms, o.forward ? "forward" : "a step",
-                  static_cast<double>(o.batch) / ms * 1e3,
-                  static_cast<double>(memory_stats(device).peak) / (1 << 30), o.forward ? 0 : loss.item()));
+                  static_cast<double>(o.batch) / ms * 1e3, static_cast<double>(memory_stats(device).peak) / (1 << 30),
+                  o.forward ? 0 : loss.item()));
   if (!o.trace.empty()) {
     Profiler profiler({.device = device.is_cuda()});
     for (int i = 0; i < 3; ++i) {

@@ -4,7 +4,7 @@
 #include <mica/nn/init.h>
 #include <mica/nn/models/resnet.h>
 #include <mica/ops/pool/pool.h>
-#include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 namespace mica::nn {
 
@@ -62,8 +62,7 @@ ResNetBlock::Downsample::Downsample(std::int64_t in, std::int64_t out, std::int6
     : conv(child("0", nn::conv(in, out, 1, stride))), bn(child("1", BatchNorm2d{out})) {}
 
 Tensor ResNetBlock::Downsample::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return bn(conv(x));
+  return call(*this, x, [&](const Tensor& x) { return bn(conv(x)); });
 }
 
 ResNetBlock::ResNetBlock(std::int64_t in, std::int64_t width, std::int64_t stride, bool bottleneck)
@@ -82,13 +81,11 @@ ResNetBlock::ResNetBlock(std::int64_t in, std::int64_t width, std::int64_t strid
 }
 
 Tensor ResNetBlock::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  const Tensor shortcut = downsample ? (*downsample)(x) : x;
-  const Tensor y = conv2(bn1(conv1(x), Activation::relu));
-  if (!conv3) {
-    return bn2(y, shortcut, Activation::relu);
-  }
-  return (*bn3)((*conv3)(bn2(y, Activation::relu)), shortcut, Activation::relu);
+  return call(*this, x, [&](const Tensor& x) {
+    const Tensor shortcut = downsample ? (*downsample)(x) : x;
+    const Tensor y = conv2(bn1.with_relu(conv1(x)));
+    return conv3 ? bn3->with_relu((*conv3)(bn2.with_relu(y)), shortcut) : bn2.with_relu(y, shortcut);
+  });
 }
 
 ResNet::ResNet(const ResNetConfig& c)
@@ -112,7 +109,7 @@ Tensor ResNet::features(const Tensor& images) const {
   const Scope scope(*this);
   check(images.dim() == 4 && images.size(1) == config.channels,
         "ResNet: expected images of shape (N, {}, H, W), got {}", config.channels, images.shape());
-  Tensor x = bn1(conv1(images), Activation::relu);
+  Tensor x = bn1.with_relu(conv1(images));
   if (!config.small_images) {
     x = max_pool2d(x, 3, {.stride = 2, .padding = 1});
   }
@@ -125,8 +122,8 @@ Tensor ResNet::features(const Tensor& images) const {
 }
 
 Tensor ResNet::operator()(const Tensor& images) const {
-  const Scope scope(*this);
-  return fc(mean(features(images), {2, 3}));
+  return call(*this, images,
+              [&](const Tensor& images) { return fc(flatten(adaptive_avg_pool2d(features(images), 1), 1)); });
 }
 
 }  // namespace mica::nn

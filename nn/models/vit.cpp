@@ -26,9 +26,7 @@ const ViTConfig& checked(const ViTConfig& c) {
   return c;
 }
 
-std::int64_t tokens_of(const ViTConfig& c) {
-  return 1 + (c.image / c.patch) * (c.image / c.patch);
-}
+std::int64_t tokens_of(const ViTConfig& c) { return 1 + (c.image / c.patch) * (c.image / c.patch); }
 
 struct Renaming {
   std::string_view from, to;
@@ -130,8 +128,7 @@ Tensor ViT::features(const Tensor& images) const {
 }
 
 Tensor ViT::operator()(const Tensor& images) const {
-  const Scope scope(*this);
-  return head(select(features(images), 1, 0));
+  return call(*this, images, [&](const Tensor& images) { return head(select(features(images), 1, 0)); });
 }
 
 }  // namespace mica::nn

@@ -1,11 +1,11 @@
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <tests/paths.h>
 #include <tests/support.h>
 
 #include <cmath>
 #include <cstdint>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -35,9 +35,7 @@ std::vector<float> values(std::int64_t count, std::uint32_t seed) {
   return result;
 }
 
-bool ends_with(const std::string& text, const char* end) {
-  return text.ends_with(end);
-}
+bool ends_with(const std::string& text, const char* end) { return text.ends_with(end); }
 
 // As set_weights() there. `names` are PyTorch's, in the order of its state_dict().
 StateDict weights_of(const json& tensors) {
@@ -145,9 +143,7 @@ void expect_as_pytorch(const char* name, Model&& model, Rename rename) {
   }
 }
 
-StateDict same(const StateDict& state) {
-  return state;
-}
+StateDict same(const StateDict& state) { return state; }
 
 TEST(ResNet, ComputesWhatTorchvisionAndTimmCompute) {
   for (const auto& [name, depth] : std::vector<std::pair<const char*, std::int64_t>>{
@@ -158,12 +154,11 @@ TEST(ResNet, ComputesWhatTorchvisionAndTimmCompute) {
 }
 
 TEST(ViT, ComputesWhatTorchvisionAndTimmCompute) {
-  expect_as_pytorch("vit",
-                    nn::ViT({.image = 32, .patch = 8, .classes = 7, .layers = 3, .heads = 3, .width = 48, .hidden = 96}),
-                    nn::vit_state);
   expect_as_pytorch(
-      "vit_timm",
-      nn::ViT({.image = 24, .patch = 8, .classes = 7, .layers = 2, .heads = 4, .width = 48, .hidden = 192}),
+      "vit", nn::ViT({.image = 32, .patch = 8, .classes = 7, .layers = 3, .heads = 3, .width = 48, .hidden = 96}),
+      nn::vit_state);
+  expect_as_pytorch(
+      "vit_timm", nn::ViT({.image = 24, .patch = 8, .classes = 7, .layers = 2, .heads = 4, .width = 48, .hidden = 192}),
       nn::vit_state);
 }
 
@@ -175,10 +170,12 @@ TEST(ResNet, SmallImagesKeepTheirSize) {
 
 TEST(VisionModels, RejectWrongSizes) {
   expect_error([] { nn::ResNet({.depth = 20}); }, "ResNet: expected a depth of 18, 34, 50, 101 or 152, got 20");
-  expect_error([] { nn::ResNet({.classes = 0}); },
-               "ResNet: expected classes and channels of at least 1, got 0 and 3");
-  expect_error([] { nn::ResNet({.depth = 18, .classes = 2})(zeros({1, 1, 32, 32})); },
-               "ResNet: expected images of shape (N, 3, H, W), got [1, 1, 32, 32]");
+  expect_error([] { nn::ResNet({.classes = 0}); }, "ResNet: expected classes and channels of at least 1, got 0 and 3");
+  expect_error(
+      [] {
+        nn::ResNet({.depth = 18, .classes = 2})(zeros({1, 1, 32, 32}));
+      },
+      "ResNet: expected images of shape (N, 3, H, W), got [1, 1, 32, 32]");
   expect_error([] { nn::ViT({.image = 30, .patch = 8}); },
                "ViT: expected patch to divide image, got image 30 and patch 8");
   expect_error([] { nn::ViT({.heads = 5}); }, "ViT: expected heads to divide width, got width 768 and heads 5");
@@ -188,8 +185,11 @@ TEST(VisionModels, RejectWrongSizes) {
             zeros({1, 3, 16, 8}));
       },
       "ViT: expected images of shape (B, 3, 16, 16), got [1, 3, 16, 8]");
-  expect_error([] { nn::vit_state({{"conv_proj.weight", Tensor{}}, {"patch_embed.proj.weight", Tensor{}}}); },
-               "vit_state: two tensors are \"patch_embed.weight\" in mica");
+  expect_error(
+      [] {
+        nn::vit_state({{"conv_proj.weight", Tensor{}}, {"patch_embed.proj.weight", Tensor{}}});
+      },
+      "vit_state: two tensors are \"patch_embed.weight\" in mica");
 }
 
 }  // namespace vision_models_test
