@@ -147,7 +147,9 @@ if(MICA_FUZZ)
 endif()
 
 if(MICA_WITH_CUDA)
-  target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt)
+  target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt CUDA::cusolver CUDA::cufft)
+  # Programs that use no linear algebra and no Fourier transforms do not load these libraries, which are large.
+  target_link_options(mica INTERFACE LINKER:--as-needed)
   # Used by these files only.
   set_property(SOURCE ops/attention/fused_attention.cpp ops/conv/detail/conv_cuda.cpp APPEND PROPERTY
                COMPILE_DEFINITIONS MICA_WITH_CUDNN=${MICA_WITH_CUDNN})

@@ -70,6 +70,14 @@ Tensor from_data(std::span<const T> values, const Shape& shape, Device device) {
   return x;
 }
 
+Tensor from_data(std::initializer_list<double> values, const Shape& shape, Device device) {
+  std::vector<float> rounded;
+  for (const double value : values) {
+    rounded.push_back(static_cast<float>(value));
+  }
+  return from_data(rounded, shape, device);
+}
+
 Tensor from_blob(void* data, const Shape& shape, DType dtype, Device device) {
   check(data != nullptr || numel_of(shape) == 0, "from_blob: expected memory for shape {}, got a null pointer", shape);
   check(size_of(dtype) > 0, "from_blob: expected a dtype, got number {}", static_cast<int>(dtype));

@@ -34,7 +34,8 @@ Tensor full_like(const Tensor& x, double value);
 Tensor rand_like(const Tensor& x);
 Tensor randn_like(const Tensor& x);
 
-/// A copy of `values`, in row-major order. Throws unless their number matches the shape.
+/// A copy of `values`, in row-major order, of their type: vectors of double become float64. Throws unless their number
+/// matches the shape.
 template <class T>
 Tensor from_data(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
 template <class T>
@@ -48,12 +49,11 @@ Tensor from_data(std::initializer_list<T> values, const Shape& shape, Device dev
 /// One axis: from_data({1.f, 2.f}).
 template <class T>
 Tensor from_data(std::initializer_list<T> values, Device device = Device::cpu()) {
-  return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
+  return from_data<T>(values, {static_cast<std::int64_t>(values.size())}, device);
 }
-/// Values of different types, such as from_data({1.0, INFINITY}), and no values become float64.
-inline Tensor from_data(std::initializer_list<double> values, const Shape& shape, Device device = Device::cpu()) {
-  return from_data(std::span<const double>(values.begin(), values.size()), shape, device);
-}
+/// A list of doubles, such as from_data({1.0, 2.0}), of values of different types, such as from_data({1.0, INFINITY}),
+/// and of no values becomes float32, as in PyTorch. from_data<double>({1.0, 2.0}) is float64.
+Tensor from_data(std::initializer_list<double> values, const Shape& shape, Device device = Device::cpu());
 inline Tensor from_data(std::initializer_list<double> values, Device device = Device::cpu()) {
   return from_data(values, {static_cast<std::int64_t>(values.size())}, device);
 }

@@ -1,6 +1,19 @@
+#include <mica/core/detail/handle_copies.h>
 #include <mica/core/tensor.h>
 
 namespace mica {
+
+namespace detail {
+
+thread_local constinit const HandleCopies* handle_copies = nullptr;
+
+std::shared_ptr<TensorImpl> copy_of(const std::shared_ptr<TensorImpl>& handle) noexcept {
+  const HandleCopies::Map& copies = handle_copies->copies();
+  const auto copy = copies.find(handle.get());
+  return copy == copies.end() ? handle : copy->second;
+}
+
+}  // namespace detail
 
 namespace {
 

@@ -36,6 +36,12 @@ struct TensorImpl {
   std::shared_ptr<TensorImpl> base;      // in a view registered with autograd: its base, which is not a view
   std::shared_ptr<autograd::Slot> slot;  // autograd's data; null until needed
 };
+
+/// Null except while nn::clone copies a module on this thread (core/detail/handle_copies.h). A handle that is copied
+/// then refers to the copy of its tensor, so that a module can be copied member by member.
+class HandleCopies;
+extern thread_local constinit const HandleCopies* handle_copies;
+std::shared_ptr<TensorImpl> copy_of(const std::shared_ptr<TensorImpl>& handle) noexcept;
 }  // namespace detail
 
 struct BackwardOptions {
@@ -51,6 +57,18 @@ class Tensor {
  public:
   Tensor() = default;
   explicit Tensor(std::shared_ptr<detail::TensorImpl> impl) : impl_(std::move(impl)) {}
+  Tensor(const Tensor& other) noexcept
+      : impl_(detail::handle_copies == nullptr ? other.impl_ : detail::copy_of(other.impl_)) {}
+  Tensor(Tensor&&) noexcept = default;
+  Tensor& operator=(Tensor&&) noexcept = default;
+  Tensor& operator=(const Tensor& other) noexcept {
+    if (detail::handle_copies == nullptr) [[likely]] {
+      impl_ = other.impl_;
+    } else {
+      impl_ = detail::copy_of(other.impl_);
+    }
+    return *this;
+  }
 
   bool defined() const { return impl_ != nullptr; }
 

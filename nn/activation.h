@@ -10,16 +10,14 @@ namespace mica::nn {
 
 struct ReLU : Module {
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return relu(x);
+    return call(*this, x, [](const Tensor& x) { return relu(x); });
   }
 };
 
 struct LeakyReLU : Module {
   explicit LeakyReLU(double slope = 0.01) : slope(slope) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return leaky_relu(x, slope);
+    return call(*this, x, [this](const Tensor& x) { return leaky_relu(x, slope); });
   }
 
   double slope;
@@ -28,8 +26,7 @@ struct LeakyReLU : Module {
 struct GELU : Module {
   explicit GELU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return gelu(x, approximation);
+    return call(*this, x, [this](const Tensor& x) { return gelu(x, approximation); });
   }
 
   GeluApproximation approximation;
@@ -37,8 +34,7 @@ struct GELU : Module {
 
 struct SiLU : Module {
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return silu(x);
+    return call(*this, x, [](const Tensor& x) { return silu(x); });
   }
 };
 
@@ -46,8 +42,7 @@ struct SiLU : Module {
 struct GEGLU : Module {
   explicit GEGLU(GeluApproximation approximation = GeluApproximation::none) : approximation(approximation) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return geglu(x, approximation);
+    return call(*this, x, [this](const Tensor& x) { return geglu(x, approximation); });
   }
 
   GeluApproximation approximation;
@@ -56,22 +51,19 @@ struct GEGLU : Module {
 /// The same with silu.
 struct SwiGLU : Module {
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return swiglu(x);
+    return call(*this, x, [](const Tensor& x) { return swiglu(x); });
   }
 };
 
 struct Tanh : Module {
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return tanh(x);
+    return call(*this, x, [](const Tensor& x) { return tanh(x); });
   }
 };
 
 struct Sigmoid : Module {
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return sigmoid(x);
+    return call(*this, x, [](const Tensor& x) { return sigmoid(x); });
   }
 };
 

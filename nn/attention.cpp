@@ -22,13 +22,12 @@ MultiheadAttention::MultiheadAttention(std::int64_t width, MultiheadAttentionOpt
       resid_dropout(child("resid_dropout", Dropout{options.dropout})) {}
 
 Tensor MultiheadAttention::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return resid_dropout(c_proj(attend(x)));
+  return call(*this, x, [&](const Tensor& x) { return resid_dropout(c_proj(attend(x))); });
 }
 
 Tensor MultiheadAttention::branch(const Tensor& x, const Tensor& mask, const CachedLayer& cached) const {
-  const Scope scope(*this);
-  return c_proj.product(attend(x, mask, cached));
+  return call(*this, x, mask,
+              [&](const Tensor& x, const Tensor& mask) { return c_proj.product(attend(x, mask, cached)); });
 }
 
 Tensor MultiheadAttention::attend(const Tensor& x, const Tensor& mask, const CachedLayer& cached) const {

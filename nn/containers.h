@@ -18,7 +18,10 @@ class ModuleList : public Module {
  public:
   ModuleList() = default;
 
-  void push_back(M module) { modules_.push_back(child(std::to_string(modules_.size()), std::move(module))); }
+  void push_back(M&& module) {
+    static_assert(std::is_nothrow_move_constructible_v<M>, "ModuleList: a growing list moves its modules");
+    modules_.push_back(child(std::to_string(modules_.size()), std::move(module)));
+  }
 
   std::size_t size() const { return modules_.size(); }
   /// Throws unless i < size().
@@ -48,6 +51,12 @@ class Sequential : public Module {
   requires(std::is_invocable_r_v<Tensor, const Layers&, const Tensor&>&&...) explicit Sequential(Layers... layers) {
     (push_back(std::move(layers)), ...);
   }
+  Sequential(Sequential&&) noexcept = default;
+  Sequential(const Sequential& other) : Module(other) {  // for nn::clone()
+    for (const auto& layer : other.layers_) {
+      layers_.push_back(layer->copy());
+    }
+  }
 
   template <class L>
   requires std::is_invocable_r_v<Tensor, const L&, const Tensor&>
@@ -63,24 +72,33 @@ class Sequential : public Module {
   std::size_t size() const { return layers_.size(); }
 
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    Tensor y = x;
-    for (const auto& layer : layers_) {
-      y = layer->call(y);
-    }
-    return y;
+    return call(*this, x, [this](const Tensor& input) {
+      Tensor y = input;
+      for (const auto& layer : layers_) {
+        y = layer->call(y);
+      }
+      return y;
+    });
   }
 
  private:
   struct Layer {
     virtual ~Layer() = default;
     virtual Tensor call(const Tensor& x) const = 0;
+    virtual std::unique_ptr<Layer> copy() const = 0;
   };
 
   template <class L>
   struct Holder final : Layer {
     explicit Holder(L held) : layer(std::move(held)) {}
     Tensor call(const Tensor& x) const override { return layer(x); }
+    std::unique_ptr<Layer> copy() const override {
+      if constexpr (std::is_copy_constructible_v<L>) {
+        return std::make_unique<Holder<L>>(*this);
+      } else {
+        fail("clone: a layer of a Sequential cannot be copied");
+      }
+    }
     L layer;
   };
 

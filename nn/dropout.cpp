@@ -6,8 +6,7 @@ namespace mica::nn {
 Dropout::Dropout(double p) : p(p) { check(p >= 0 && p < 1, "Dropout: expected 0 <= p < 1, got {}", p); }
 
 Tensor Dropout::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return dropout(x, p, is_training());
+  return call(*this, x, [&](const Tensor& x) { return dropout(x, p, is_training()); });
 }
 
 }  // namespace mica::nn

@@ -11,13 +11,13 @@ Embedding::Embedding(std::int64_t count, std::int64_t width) {
 }
 
 Tensor Embedding::operator()(const Tensor& indices) const {
-  const Scope scope(*this);
-  return embedding(weight, indices);
+  return call(*this, indices, [&](const Tensor& indices) { return embedding(weight, indices); });
 }
 
 Tensor Embedding::operator()(const Tensor& indices, const Tensor& addend, const Dropout& dropout) const {
-  const Scope scope(*this);
-  return add_embedding(weight, indices, addend, {.p = dropout.p, .training = dropout.is_training()});
+  return call(*this, indices, addend, [&](const Tensor& indices, const Tensor& addend) {
+    return add_embedding(weight, indices, addend, {.p = dropout.p, .training = dropout.is_training()});
+  });
 }
 
 }  // namespace mica::nn

@@ -17,20 +17,21 @@ LayerNorm::LayerNorm(const Shape& normalized_shape, LayerNormOptions options)
 }
 
 Tensor LayerNorm::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return layer_norm(x, normalized_shape, weight, bias, eps);
+  return call(*this, x, [&](const Tensor& x) { return layer_norm(x, normalized_shape, weight, bias, eps); });
 }
 
 AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual) const {
-  const Scope scope(*this);
-  return add_layer_norm(x, residual, normalized_shape, weight, bias, {.eps = eps});
+  return call(*this, x, residual, [&](const Tensor& x, const Tensor& residual) {
+    return add_layer_norm(x, residual, normalized_shape, weight, bias, {.eps = eps});
+  });
 }
 
 AddLayerNormResult LayerNorm::operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
                                          const Tensor& x_bias) const {
-  const Scope scope(*this);
-  return add_layer_norm(x, residual, normalized_shape, weight, bias,
-                        {.p = dropout.p, .training = dropout.is_training(), .eps = eps, .x_bias = x_bias});
+  return call(*this, x, residual, x_bias, [&](const Tensor& x, const Tensor& residual, const Tensor& x_bias) {
+    return add_layer_norm(x, residual, normalized_shape, weight, bias,
+                          {.p = dropout.p, .training = dropout.is_training(), .eps = eps, .x_bias = x_bias});
+  });
 }
 
 }  // namespace mica::nn

@@ -66,8 +66,7 @@ void Linear::register_bias() {
 }
 
 Tensor Linear::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return forward(x, activation);
+  return call(*this, x, [&](const Tensor& x) { return forward(x, activation); });
 }
 
 Tensor Linear::forward(const Tensor& x, Activation activation) const {
@@ -88,9 +87,10 @@ Tensor Linear::forward(const Tensor& x, Activation activation) const {
 }
 
 Tensor Linear::product(const Tensor& x) const {
-  const Scope scope(*this);
-  const Tensor y = product_without_adapter(x);
-  return has_lora() ? y + update(x) : y;
+  return call(*this, x, [&](const Tensor& x) {
+    const Tensor y = product_without_adapter(x);
+    return has_lora() ? y + update(x) : y;
+  });
 }
 
 Tensor Linear::product_without_adapter(const Tensor& x) const {

@@ -12,21 +12,11 @@
 #include <mica/core/creation.h>
 #include <mica/core/detail/overlap.h>
 #include <mica/core/progress.h>
+#include <mica/nn/detail/module_state.h>
 #include <mica/nn/evaluation.h>
 #include <mica/nn/module.h>
 
 namespace mica::nn {
-
-namespace detail {
-struct ModuleState {
-  Module* module = nullptr;  // its current address; null if it was destroyed while its parent still has the state
-  bool training = true;
-  std::shared_ptr<autograd::ModuleName> name = std::make_shared<autograd::ModuleName>();
-  NamedTensors parameters;
-  NamedTensors buffers;
-  std::vector<std::pair<std::string, std::shared_ptr<ModuleState>>> children;
-};
-}  // namespace detail
 
 namespace {
 

@@ -33,8 +33,7 @@ QuantizedLinear QuantizedLinear::from(const Linear& linear, QuantizeOptions opti
 }
 
 Tensor QuantizedLinear::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return forward(x, activation);
+  return call(*this, x, [&](const Tensor& x) { return forward(x, activation); });
 }
 
 std::vector<std::string> quantize(Module& model, const QuantizeOptions& options) {

@@ -14,20 +14,21 @@ RMSNorm::RMSNorm(const Shape& normalized_shape, RMSNormOptions options)
 }
 
 Tensor RMSNorm::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return rms_norm(x, normalized_shape, weight, eps);
+  return call(*this, x, [&](const Tensor& x) { return rms_norm(x, normalized_shape, weight, eps); });
 }
 
 AddRMSNormResult RMSNorm::operator()(const Tensor& x, const Tensor& residual) const {
-  const Scope scope(*this);
-  return add_rms_norm(x, residual, normalized_shape, weight, {.eps = eps});
+  return call(*this, x, residual, [&](const Tensor& x, const Tensor& residual) {
+    return add_rms_norm(x, residual, normalized_shape, weight, {.eps = eps});
+  });
 }
 
 AddRMSNormResult RMSNorm::operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout,
                                      const Tensor& x_bias) const {
-  const Scope scope(*this);
-  return add_rms_norm(x, residual, normalized_shape, weight,
-                      {.p = dropout.p, .training = dropout.is_training(), .eps = eps, .x_bias = x_bias});
+  return call(*this, x, residual, x_bias, [&](const Tensor& x, const Tensor& residual, const Tensor& x_bias) {
+    return add_rms_norm(x, residual, normalized_shape, weight,
+                        {.p = dropout.p, .training = dropout.is_training(), .eps = eps, .x_bias = x_bias});
+  });
 }
 
 }  // namespace mica::nn

@@ -17,17 +17,18 @@ RotaryEmbedding::RotaryEmbedding(std::int64_t head_width, const RotaryConfig& co
 }
 
 Tensor RotaryEmbedding::operator()(const Tensor& x, std::int64_t offset) const {
-  const Scope scope(*this);
-  return rotated(x, {.offset = offset}, x.dim() >= 3 ? offset + x.size(-3) : 0);
+  return call(*this, x,
+              [&](const Tensor& x) { return rotated(x, {.offset = offset}, x.dim() >= 3 ? offset + x.size(-3) : 0); });
 }
 
 Tensor RotaryEmbedding::operator()(const Tensor& x, const Tensor& positions, std::int64_t length) const {
-  const Scope scope(*this);
-  if (length == 0 && depends_on_length(config.scaling) && positions.defined() && positions.numel() > 0) {
-    const std::int64_t last = to_vector<std::int64_t>(amax(positions))[0];
-    length = last < std::numeric_limits<std::int64_t>::max() ? last + 1 : last;
-  }
-  return rotated(x, {.positions = positions}, length);
+  return call(*this, x, positions, [&](const Tensor& x, const Tensor& positions) {
+    if (length == 0 && depends_on_length(config.scaling) && positions.defined() && positions.numel() > 0) {
+      const std::int64_t last = to_vector<std::int64_t>(amax(positions))[0];
+      length = last < std::numeric_limits<std::int64_t>::max() ? last + 1 : last;
+    }
+    return rotated(x, {.positions = positions}, length);
+  });
 }
 
 Tensor RotaryEmbedding::rotated(const Tensor& x, RotaryOptions options, std::int64_t length) const {

@@ -6,33 +6,34 @@ namespace mica::nn {
 
 namespace {
 
-std::int64_t hidden_width(std::int64_t width) {
+std::int64_t hidden_width(std::int64_t width, std::optional<std::int64_t> hidden) {
   check(width >= 1 && width <= INT64_MAX / 4, "Mlp: expected a width from 1 to {}, got {}", INT64_MAX / 4, width);
-  return 4 * width;
+  check(hidden.value_or(1) >= 1, "Mlp: expected a hidden width of at least 1, got {}", hidden.value_or(1));
+  return hidden.value_or(4 * width);
 }
 
 }  // namespace
 
 Mlp::Mlp(std::int64_t width, Options options)
     : options(options),
-      c_fc(child("c_fc", Linear{width, hidden_width(width), {.bias = options.bias}})),
-      c_proj(child("c_proj", Linear{hidden_width(width), width, {.bias = options.bias}})),
+      c_fc(child("c_fc", Linear{width, hidden_width(width, options.hidden), {.bias = options.bias}})),
+      c_proj(child("c_proj", Linear{hidden_width(width, options.hidden), width, {.bias = options.bias}})),
       dropout(child("dropout", Dropout{options.dropout})) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return dropout(by_layers(x, c_proj.bias));
+  return call(*this, x, [&](const Tensor& x) { return dropout(by_layers(x, c_proj.bias)); });
 }
 
 Tensor Mlp::branch(const Tensor& x) const {
-  const Scope scope(*this);
-  return by_layers(x, {});
+  return call(*this, x, [&](const Tensor& x) { return by_layers(x, {}); });
 }
 
 Tensor Mlp::by_layers(const Tensor& x, const Tensor& last_bias) const {
   const bool by_tanh = options.gelu == GeluApproximation::tanh;
   const Activation activation = by_tanh ? Activation::gelu_tanh : Activation::gelu;
-  const auto is_plain = [](const Linear& layer) { return !layer.has_lora() && !layer.is_quantized(); };
+  const auto is_plain = [](const Linear& layer) {
+    return !layer.has_lora() && !layer.is_quantized() && !layer.has_hooks();
+  };
   if (!is_plain(c_fc) || !is_plain(c_proj)) {
     const Tensor y = c_proj.product(c_fc(x, activation));
     return last_bias.defined() ? y + last_bias : y;
@@ -50,19 +51,22 @@ TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions o
                                              .bias = options.bias,
                                              .attention_dropout = options.attention_dropout}})),
       ln_2(child("ln_2", LayerNorm{width, {.eps = options.norm_eps, .bias = options.bias}})),
-      mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu}})) {}
+      mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu, .hidden = options.hidden}})) {}
 
 Tensor TransformerBlock::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  const auto [y, y_normed] = up_to_mlp(x, {}, {});
-  return y + mlp(y_normed);
+  return call(*this, x, [&](const Tensor& x) {
+    const auto [y, y_normed] = up_to_mlp(x, {}, {});
+    return y + mlp(y_normed);
+  });
 }
 
 ResidualAndBranch TransformerBlock::operator()(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,
                                                const Tensor& mask, const CachedLayer& cached) const {
-  const Scope scope(*this);
-  const auto [y, y_normed] = up_to_mlp(residual, branch, branch_bias, mask, cached);
-  return {y, mlp.branch(y_normed)};
+  return call(*this, residual, branch, branch_bias, mask,
+              [&](const Tensor& residual, const Tensor& branch, const Tensor& branch_bias, const Tensor& mask) {
+                const auto [y, y_normed] = up_to_mlp(residual, branch, branch_bias, mask, cached);
+                return ResidualAndBranch{y, mlp.branch(y_normed)};
+              });
 }
 
 AddLayerNormResult TransformerBlock::up_to_mlp(const Tensor& residual, const Tensor& branch, const Tensor& branch_bias,

@@ -16,7 +16,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   check(o.backoff_factor > 0 && o.backoff_factor < 1, "GradScaler: expected backoff_factor in (0, 1), got {}",
         o.backoff_factor);
   check(o.growth_interval >= 1, "GradScaler: expected growth_interval >= 1, got {}", o.growth_interval);
-  state_ = from_data({o.init_scale, 0.0, 0.0});
+  state_ = from_data<double>({o.init_scale, 0.0, 0.0});
 }
 
 Tensor GradScaler::scale(const Tensor& loss) {
@@ -62,7 +62,7 @@ void GradScaler::load_state_dict(const StateDict& state) {
   for (const auto& [name, tensor] : state) {
     check(name == "scale" || name == "growth_tracker", "GradScaler: load_state_dict: \"{}\" is unexpected", name);
   }
-  state_ = from_data({scale, tracker, 0.0}, {3}, state_.device());
+  state_ = from_data<double>({scale, tracker, 0.0}, {3}, state_.device());
 }
 
 }  // namespace mica::optim

@@ -45,14 +45,15 @@ BertSelfAttention::BertSelfAttention(const BertConfig& c)
       value(child("value", Linear{c.width, c.width})) {}
 
 Tensor BertSelfAttention::operator()(const Tensor& x, const Tensor& visible) const {
-  const Scope scope(*this);
-  const std::int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
-  const auto by_head = [&](const Tensor& t) {
-    return transpose(reshape(t, {batch, length, heads, width / heads}), 1, 2);
-  };
-  const Tensor y = scaled_dot_product_attention(by_head(query(x)), by_head(key(x)), by_head(value(x)),
-                                                {.dropout = is_training() ? dropout : 0, .mask = visible});
-  return reshape(transpose(y, 1, 2), {batch, length, width});
+  return call(*this, x, visible, [&](const Tensor& x, const Tensor& visible) {
+    const std::int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
+    const auto by_head = [&](const Tensor& t) {
+      return transpose(reshape(t, {batch, length, heads, width / heads}), 1, 2);
+    };
+    const Tensor y = scaled_dot_product_attention(by_head(query(x)), by_head(key(x)), by_head(value(x)),
+                                                  {.dropout = is_training() ? dropout : 0, .mask = visible});
+    return reshape(transpose(y, 1, 2), {batch, length, width});
+  });
 }
 
 BertOutput::BertOutput(std::int64_t in, const BertConfig& c)
@@ -61,24 +62,23 @@ BertOutput::BertOutput(std::int64_t in, const BertConfig& c)
       dropout(child("dropout", Dropout{c.dropout})) {}
 
 Tensor BertOutput::operator()(const Tensor& x, const Tensor& residual) const {
-  const Scope scope(*this);
-  return norm(dense.product(x), residual, dropout, dense.bias).y;
+  return call(*this, x, residual, [&](const Tensor& x, const Tensor& residual) {
+    return norm(dense.product(x), residual, dropout, dense.bias).y;
+  });
 }
 
 BertAttention::BertAttention(const BertConfig& c)
     : self(child("self", BertSelfAttention{c})), output(child("output", BertOutput{c.width, c})) {}
 
 Tensor BertAttention::operator()(const Tensor& x, const Tensor& visible) const {
-  const Scope scope(*this);
-  return output(self(x, visible), x);
+  return call(*this, x, visible, [&](const Tensor& x, const Tensor& visible) { return output(self(x, visible), x); });
 }
 
 BertLayer::Intermediate::Intermediate(const BertConfig& c)
     : activation(c.activation), dense(child("dense", Linear{c.width, c.hidden})) {}
 
 Tensor BertLayer::Intermediate::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return dense(x, activation);
+  return call(*this, x, [&](const Tensor& x) { return dense(x, activation); });
 }
 
 BertLayer::BertLayer(const BertConfig& c)
@@ -87,9 +87,10 @@ BertLayer::BertLayer(const BertConfig& c)
       output(child("output", BertOutput{c.hidden, c})) {}
 
 Tensor BertLayer::operator()(const Tensor& x, const Tensor& visible) const {
-  const Scope scope(*this);
-  const Tensor y = attention(x, visible);
-  return output(intermediate(y), y);
+  return call(*this, x, visible, [&](const Tensor& x, const Tensor& visible) {
+    const Tensor y = attention(x, visible);
+    return output(intermediate(y), y);
+  });
 }
 
 Bert::Embeddings::Embeddings(const BertConfig& c)
@@ -100,10 +101,12 @@ Bert::Embeddings::Embeddings(const BertConfig& c)
       dropout(child("dropout", Dropout{c.dropout})) {}
 
 Tensor Bert::Embeddings::operator()(const Tensor& tokens, const Tensor& types) const {
-  const Scope scope(*this);
-  const Tensor by_position = slice(position_embeddings.weight, 0, 0, tokens.size(1));
-  const Tensor by_type = types.defined() ? token_type_embeddings(types) : slice(token_type_embeddings.weight, 0, 0, 1);
-  return dropout(norm(word_embeddings(tokens) + by_type + by_position));
+  return call(*this, tokens, types, [&](const Tensor& tokens, const Tensor& types) {
+    const Tensor by_position = slice(position_embeddings.weight, 0, 0, tokens.size(1));
+    const Tensor by_type =
+        types.defined() ? token_type_embeddings(types) : slice(token_type_embeddings.weight, 0, 0, 1);
+    return dropout(norm(word_embeddings(tokens) + by_type + by_position));
+  });
 }
 
 Bert::Encoder::Encoder(const BertConfig& c) : layer(child("layer", ModuleList<BertLayer>{})) {
@@ -129,18 +132,20 @@ Bert::Bert(const BertConfig& c)
 }
 
 Tensor Bert::operator()(const Tensor& tokens, const Tensor& visible, const Tensor& types) const {
-  const Scope scope(*this);
-  check(tokens.dim() == 2, "Bert: expected tokens of shape (B, T), got {}", tokens.shape());
-  const std::int64_t batch = tokens.size(0), length = tokens.size(1);
-  check(length <= config.context, "Bert: expected at most {} tokens, the context, got {}", config.context, length);
-  check(!types.defined() || types.shape() == tokens.shape(), "Bert: expected types of shape {}, got {}", tokens.shape(),
-        types.defined() ? types.shape() : Shape{});
-  const Tensor mask = visible.defined() ? reshape(as_boolean(visible, batch, length), {batch, 1, 1, length}) : Tensor{};
-  Tensor x = embeddings(tokens, types);
-  for (const BertLayer& layer : encoder.layer) {
-    x = layer(x, mask);
-  }
-  return x;
+  return call(*this, tokens, visible, types, [&](const Tensor& tokens, const Tensor& visible, const Tensor& types) {
+    check(tokens.dim() == 2, "Bert: expected tokens of shape (B, T), got {}", tokens.shape());
+    const std::int64_t batch = tokens.size(0), length = tokens.size(1);
+    check(length <= config.context, "Bert: expected at most {} tokens, the context, got {}", config.context, length);
+    check(!types.defined() || types.shape() == tokens.shape(), "Bert: expected types of shape {}, got {}",
+          tokens.shape(), types.defined() ? types.shape() : Shape{});
+    const Tensor mask =
+        visible.defined() ? reshape(as_boolean(visible, batch, length), {batch, 1, 1, length}) : Tensor{};
+    Tensor x = embeddings(tokens, types);
+    for (const BertLayer& layer : encoder.layer) {
+      x = layer(x, mask);
+    }
+    return x;
+  });
 }
 
 Tensor Bert::pooled(const Tensor& features) const {

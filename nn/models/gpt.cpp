@@ -86,8 +86,7 @@ Tensor GPT::features(const Tensor& tokens, KeyValueCache* cache, const PackedDoc
 }
 
 Tensor GPT::operator()(const Tensor& tokens, KeyValueCache* cache) const {
-  const Scope scope(*this);
-  return lm_head(features(tokens, cache));
+  return call(*this, tokens, [&](const Tensor& tokens) { return lm_head(features(tokens, cache)); });
 }
 
 Tensor GPT::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {

@@ -98,7 +98,7 @@ TEST(Anomaly, FindsFaultsOfEveryKindDtypeAndDevice) {
 
 TEST(Anomaly, NamesTheOpAndWhoCalledIt) {
   const DetectAnomaly guard;
-  const Tensor x = from_data({1.0, 0.0, 2.0}).requires_grad_();
+  const Tensor x = from_data<double>({1.0, 0.0, 2.0}).requires_grad_();
   const std::string message = message_of([&] { loss_made_here(x).backward(); });
   EXPECT_TRUE(contains(message, "Log")) << message;
   EXPECT_TRUE(contains(message, "made Inf in the gradient of input 0")) << message;
@@ -153,12 +153,12 @@ TEST(Anomaly, NamesModuleAndParameter) {
 
 TEST(Anomaly, ReportsNonFiniteInputGradients) {
   const DetectAnomaly guard;
-  const Tensor x = from_data({1.0, kNaN}).requires_grad_();
+  const Tensor x = from_data<double>({1.0, kNaN}).requires_grad_();
   const std::string message = message_of([&] { faulty(x, kInf).backward(ones({2}, float64)); });
   EXPECT_TRUE(contains(message, "in forward it had already saved NaN in tensor 0 of shape [2]")) << message;
   expect_error(
       [&] {
-        (x + 1).backward(from_data({1.0, kInf}));
+        (x + 1).backward(from_data<double>({1.0, kInf}));
       },
       "backward: the gradient of shape [2] to start from has Inf");
   const Tensor y = ones({2}, float64).requires_grad_();

@@ -224,7 +224,7 @@ TEST(CreateGraph, FunctionsOfTwoArguments) {
 
 TEST(CreateGraph, PowersOfZero) {
   for (const Device device : test_devices()) {
-    const Tensor b = from_data({0.0, 1.0, 2.0, 2.5}, {4}, device).requires_grad_();
+    const Tensor b = from_data<double>({0.0, 1.0, 2.0, 2.5}, {4}, device).requires_grad_();
     const Tensor zero = zeros({4}, float64, device).requires_grad_();
     const auto second = [](const Tensor& y, const Tensor& x) {
       const Tensor first = autograd::grad({y}, {x}, {ones_like(y)}, {.create_graph = true}).at(0);
@@ -232,7 +232,7 @@ TEST(CreateGraph, PowersOfZero) {
     };
     expect_close(second(pow(zero, b), b), {0, 0, 0, 0}, 0, 0);
     expect_close(second(pow(0, b), b), {0, 0, 0, 0}, 0, 0);
-    const Tensor whole = from_data({1.0, 2.0, 3.0, 4.0}, {4}, device);
+    const Tensor whole = from_data<double>({1.0, 2.0, 3.0, 4.0}, {4}, device);
     expect_close(second(pow(zero, whole), zero), {0, 2, 0, 0}, 0, 0);
   }
 }

@@ -565,3 +565,99 @@ def arange(first, args, kwargs):
     need(dtype.is_floating_point or step == int(step), "not the step is rounded to integers but each number")
     need(step == 0 or (end - start) * step >= 0, "a step away from the end gives nothing, as Python's range does")
     return Call([], {"start": float(start), "end": float(end), "step": float(step), "dtype": dtype})
+
+
+def einsum(operands, args, kwargs):
+    equation = arguments(args, kwargs, "equation")["equation"]
+    call = Call(list(operands), {"equation": equation})
+    if any(x.dtype != operands[0].dtype for x in operands):
+        call.refused = "dtypes are not promoted"
+    return call
+
+
+def tensordot(a, args, kwargs):
+    values = arguments(args, kwargs, "other", "dims")
+    dims = values.get("dims", 2)
+    attributes = {"count": dims} if is_integer(dims) else {"a_axes": list(dims[0]), "b_axes": list(dims[1])}
+    return Call([a, values["other"]], attributes)
+
+
+def solved(a, args, kwargs):
+    values = arguments(args, kwargs, "B", "left")
+    need(values.get("left", True), "a is on the left")
+    return Call([a, values["B"]])
+
+
+def solved_triangular(a, args, kwargs):
+    values = arguments(args, kwargs, "B", "upper", "left", "unitriangular")
+    need(a.shape[-2:] == (3, 3) or (a.dim() == 2 and values["B"].numel() == 0), "a size and an empty one are enough")
+    return Call([a, values["B"]], {name: values.get(name, name == "left") for name in ("upper", "left", "unitriangular")})
+
+
+def cholesky(a, args, kwargs):
+    return Call([a], {"upper": arguments(args, kwargs, "upper").get("upper", False)})
+
+
+def cholesky_solved(b, args, kwargs):
+    values = arguments(args, kwargs, "L", "upper")
+    return Call([b, values["L"]], {"upper": values.get("upper", False)})
+
+
+def qr(a, args, kwargs):
+    mode = arguments(args, kwargs, "mode").get("mode", "reduced")
+    need(mode in ("reduced", "complete"), "the mode is an enum, and r alone is no mode")
+    return Call([a], {"mode": mode})
+
+
+def svd(a, args, kwargs):
+    full = arguments(args, kwargs, "full_matrices").get("full_matrices", True)
+    need(not full or a.shape[-1] == a.shape[-2], "completing vectors are not unique")
+    return Call([a], {"full": full})
+
+
+def eigh(a, args, kwargs):
+    return Call([a], {"upper": arguments(args, kwargs, "UPLO").get("UPLO", "L") == "U"})
+
+
+def pinv(a, args, kwargs):
+    values = arguments(args, kwargs, "rtol", "atol", "hermitian")
+    need(not values.get("hermitian"), "no argument hermitian")
+    need(not any(torch.is_tensor(values.get(name)) for name in ("rtol", "atol")), "tolerances are numbers, not tensors")
+    return Call([a], {name: values[name] for name in ("rtol", "atol") if values.get(name) is not None})
+
+
+def lstsq(a, args, kwargs):
+    values = arguments(args, kwargs, "B", "rcond", "driver")
+    need(values.get("driver", "gels") == "gels", "there is one algorithm, for matrices of full rank")
+    need(values["B"].dim() == a.dim(), "b is a matrix")
+    return Call([a, values["B"]])
+
+
+def matrix_power(a, args, kwargs):
+    return Call([a], {"power": arguments(args, kwargs, "n")["n"]})
+
+
+def matrix_norm(a, args, kwargs):
+    values = arguments(args, kwargs, "ord", "dim", "keepdim")
+    need([axis - a.dim() if axis >= 0 else axis for axis in values.get("dim", (-2, -1))] == [-2, -1],
+         "matrices are in the last two axes")
+    return Call([a], {"ord": values.get("ord", "fro"), "keepdim": values.get("keepdim", False)})
+
+
+def transformed(x, args, kwargs):
+    values = arguments(args, kwargs, "s" if "s" in kwargs else "n", "dim", "norm")
+    attributes = {"norm": values.get("norm") or "backward"}
+    for name, ours in (("n", "n"), ("s", "lengths"), ("dim", "axes")):
+        if values.get(name) is not None:
+            attributes[ours] = list(values[name]) if isinstance(values[name], (list, tuple)) else values[name]
+    return Call([x], attributes)
+
+
+def complex_transformed(x, args, kwargs):
+    need("pairs" in kwargs, "a complex tensor has a last axis of two real numbers")
+    return transformed(x, args, {name: value for name, value in kwargs.items() if name != "pairs"})
+
+
+def centered(x, args, kwargs):
+    axes = arguments(args, kwargs, "dim").get("dim")
+    return Call([x], {"axes": [] if axes is None else [axes] if is_integer(axes) else list(axes)})

@@ -14,6 +14,7 @@ INTEGERS = (torch.int64, torch.int32, torch.uint8)
 SIGNED = FLOATS + (torch.int64, torch.int32)
 NUMERIC = FLOATS + INTEGERS
 ALL = NUMERIC + (torch.bool,)
+SOLVED = (torch.float64, torch.float32)
 SUMMED = FLOATS + (torch.int64, torch.int32)
 
 
@@ -78,6 +79,45 @@ def indices_of_some_axes(dtype):
         return SampleInput(torch.randint(classes, shape, dtype=dtype), args=(classes,))
 
     return [sample(5, 2, 3), sample(1, 3), sample(7, 2, 1, 4), sample(3, 0, 2)]
+
+
+def as_pairs(function):
+    """Takes and returns complex tensors as mica has them, with a last axis of two real numbers."""
+    def of_pairs(x, *args, pairs=False, **options):
+        y = function(torch.view_as_complex(x) if pairs else x, *args, **options)
+        return torch.view_as_real(y.resolve_conj()) if y.is_complex() else y
+
+    return of_pairs
+
+
+def complex_samples(*calls):
+    """Own samples of a transform, (shape, arguments), since PyTorch's complex ones have 210 elements."""
+    def samples(dtype):
+        complex_dtype = {torch.float64: torch.complex128, torch.float32: torch.complex64}.get(dtype)
+        return [SampleInput(torch.view_as_real(torch.randn(shape, dtype=complex_dtype)).clone().requires_grad_(),
+                            kwargs=options | {"pairs": True}) for shape, options in calls] if complex_dtype else []
+
+    return samples
+
+
+one_axis = complex_samples(((7,), {}), ((2, 8), {}), ((3, 4, 2), {"n": 6, "dim": 1, "norm": "ortho"}),
+                           ((5, 3), {"n": 4, "dim": 0, "norm": "forward"}), ((3, 5), {"norm": "backward"}))
+two_axes = complex_samples(((2, 3, 4), {}), ((3, 4, 2), {"s": (2, 5), "dim": (0, 1), "norm": "ortho"}),
+                           ((5, 3), {"norm": "forward"}), ((2, 3, 3), {"dim": (2, 0)}))
+
+
+def svd_without_signs(a, full_matrices=True):
+    u, s, vh = torch.linalg.svd(a, full_matrices)
+    return u.abs(), s, vh.abs()
+
+
+def eigh_without_signs(a, UPLO="L"):
+    values, vectors = torch.linalg.eigh(a + a.mT, UPLO)
+    return values, vectors.abs()
+
+
+def eigvalsh_of_sum(a, UPLO="L"):
+    return torch.linalg.eigvalsh(a + a.mT, UPLO)
 
 
 def reflected(call, opinfo, dtypes):
@@ -162,6 +202,31 @@ SPECS = [
     *(Spec(f"conv_transpose{n}d", f"nn.functional.conv_transpose{n}d", to.transposed_convolution,
            limit=600 if n == 3 else 300)
       for n in (1, 2, 3)),
+    Spec("einsum", "einsum", to.einsum),
+    Spec("tensordot", "tensordot", to.tensordot),
+    *(Spec(name, name, to.multiplied) for name in ("outer", "inner")),
+
+    *(Spec(name, f"linalg.{name}", to.unary, SOLVED, limit=130) for name in ("inv", "det", "slogdet", "svdvals")),
+    Spec("solve", "linalg.solve", to.solved, SOLVED, limit=130),
+    Spec("solve_triangular", "linalg.solve_triangular", to.solved_triangular, SOLVED, limit=12),
+    Spec("cholesky", "linalg.cholesky", to.cholesky, SOLVED, limit=130),
+    Spec("cholesky_solve", "cholesky_solve", to.cholesky_solved, SOLVED, limit=130),
+    Spec("qr", "linalg.qr", to.qr, SOLVED, limit=60),
+    Spec("svd", "linalg.svd", to.svd, SOLVED, limit=20, function=svd_without_signs),
+    Spec("eigh", "linalg.eigh", to.eigh, SOLVED, limit=130, function=eigh_without_signs),
+    Spec("eigvalsh", "linalg.eigvalsh", to.eigh, SOLVED, limit=130, function=eigvalsh_of_sum),
+    Spec("pinv", "linalg.pinv", to.pinv, SOLVED, limit=60),
+    Spec("lstsq", "linalg.lstsq", to.lstsq, SOLVED, variant="grad_oriented", limit=60),
+    Spec("matrix_power", "linalg.matrix_power", to.matrix_power, SOLVED, limit=60),
+    Spec("matrix_norm", "linalg.matrix_norm", to.matrix_norm, SOLVED),
+
+    *(Spec(name, f"fft.{name}", to.complex_transformed, SOLVED, function=as_pairs(getattr(torch.fft, name)),
+           more=one_axis) for name in ("fft", "ifft", "irfft")),
+    Spec("rfft", "fft.rfft", to.transformed, SOLVED, function=as_pairs(torch.fft.rfft)),
+    *(Spec(name, f"fft.{name}", to.complex_transformed, SOLVED, function=as_pairs(getattr(torch.fft, name)),
+           more=two_axes) for name in ("fft2", "ifft2", "irfft2")),
+    Spec("rfft2", "fft.rfft2", to.transformed, SOLVED, function=as_pairs(torch.fft.rfft2), limit=500),
+    *(Moved(name, f"fft.{name}", to.centered) for name in ("fftshift", "ifftshift")),
 
     Moved("contiguous", "contiguous", to.unary),
     Moved("reshape", "reshape", to.shaped),

@@ -82,7 +82,7 @@ TEST(Copy, RoundsToNearestEven) {
     const std::vector<double> values{1 + 0x1p-11, 1 + 3 * 0x1p-11, 65519, 65520, 0x1p-25, 0x1.8p-25, -0.0};
     const std::vector<double> expected{1, 1 + 0x1p-9, 65504, INFINITY, 0, 0x1p-24, -0.0};
     expect_close(from_data(values, {7}, device).to(float32).to(float16), expected, 0, 0);
-    expect_close(from_data({1 + 0x1p-8, 1 + 3 * 0x1p-8, 3.4e38, 3.39e38}, device).to(float32).to(bfloat16),
+    expect_close(from_data<double>({1 + 0x1p-8, 1 + 3 * 0x1p-8, 3.4e38, 3.39e38}, device).to(float32).to(bfloat16),
                  std::vector<double>{1, 1 + 0x1p-6, INFINITY, 0x1.fep127}, 0, 0);
     expect_close(from_data({NAN, INFINITY, -INFINITY}, device).to(bfloat16).to(float16).to(float64),
                  std::vector<double>{NAN, INFINITY, -INFINITY}, 0, 0);

@@ -13,12 +13,16 @@ using namespace mica::testing_support;
 
 namespace {
 
-TEST(FromData, MixedTypesAreFloat64) {
+TEST(FromData, ListsHaveTheDtypeThatPyTorchGivesThem) {
   const Tensor mixed = from_data({1.0, INFINITY, 2});  // double, float, int
-  EXPECT_EQ(mixed.dtype(), float64);
+  EXPECT_EQ(mixed.dtype(), float32);
   expect_close(mixed, {1, INFINITY, 2}, 0, 0);
   EXPECT_EQ(from_data({1, NAN}, {2, 1}).shape(), (Shape{2, 1}));
-  EXPECT_EQ(from_data({1.0, 2.0}).dtype(), float64);
+  EXPECT_EQ(from_data({1.0, 2.0}).dtype(), float32);
+  expect_close(from_data({0.1}), {0.1F}, 0, 0);
+  EXPECT_EQ(from_data<double>({1.0, 2.0}).dtype(), float64);
+  expect_close(from_data<double>({0.1}), {0.1}, 0, 0);
+  EXPECT_EQ(from_data(std::vector<double>{1.0}, {1}).dtype(), float64);
   EXPECT_EQ(from_data({1.0F, INFINITY}).dtype(), float32);
   EXPECT_EQ(from_data({1, 2}, {2}).dtype(), int32);
   EXPECT_EQ(from_data({true, false}).dtype(), boolean);

@@ -204,7 +204,7 @@ TEST(Sampler, MoreErrors) {
       "sample: expected seen of bool and shape [2, 3] on cpu, got float32 [2, 3]");
   for (const Device device : test_devices()) {
     const double inf = INFINITY, nan = NAN;
-    const Tensor logits = from_data({0.0, nan, 1.0, inf, -inf, -inf, -inf, 2.0}, {4, 2}, device);
+    const Tensor logits = from_data<double>({0.0, nan, 1.0, inf, -inf, -inf, -inf, 2.0}, {4, 2}, device);
     expect_close(sampler.draw(logits), Values{-1, -1, -1, 1}, 0, 0);
     expect_error([&] { sampler(logits); }, "Sampler: row 0 of the logits is not finite");
     Tensor rows = zeros({4, 8}, float32, device);

@@ -86,7 +86,7 @@ class Locales : public testing::Test {
     nn::Llama llama = model();
     texts["summary"] = nn::summary(llama);
     texts["dot"] = autograd::to_dot(llama.loss(zeros({1, 3}, int64), zeros({1, 3}, int64)));
-    const Tensor x = from_data({1234567.5, 0.25, 1e-9}, {3});
+    const Tensor x = from_data<double>({1234567.5, 0.25, 1e-9}, {3});
     texts["tensor"] = to_string(x);
     std::ostringstream stream;  // with the global locale
     stream << x << Shape{123456, 2};

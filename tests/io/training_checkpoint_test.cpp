@@ -72,7 +72,8 @@ io::TrainingCheckpoint small_checkpoint(std::int64_t step) {
                                     .data = {.epoch = 2, .index = 7},
                                     .settings = {{"lr", "0.1"}, {"text", "a \"quoted\" → one"}}};
   const Tensor weight = from_data({1.5f, -2.f, static_cast<float>(step)});
-  checkpoint.parts["model"] = {{"a.weight", weight}, {"b.weight", weight}, {"c", from_data({1.0, 2.0}, {1, 2})}};
+  checkpoint.parts["model"] = {
+      {"a.weight", weight}, {"b.weight", weight}, {"c", from_data<double>({1.0, 2.0}, {1, 2})}};
   checkpoint.parts["optimizer"] = {{"state.0.step", from_data({step}, Shape{})}};
   return checkpoint;
 }
@@ -123,7 +124,7 @@ TEST_F(TrainingCheckpoints, ListAllSettingsThatDiffer) {
 }
 
 TEST_F(TrainingCheckpoints, FingerprintsTellTensorsApart) {
-  const Tensor a = from_data({1.f, 2.f, 3.f, 4.f}, {2, 2}), b = from_data({5.0});
+  const Tensor a = from_data({1.f, 2.f, 3.f, 4.f}, {2, 2}), b = from_data<double>({5.0});
   const std::string one = io::fingerprint({{"a", a}, {"b", b}});
   EXPECT_EQ(one.size(), 16u);
   EXPECT_EQ(one, io::fingerprint({{"a", clone(a)}, {"b", b}}));

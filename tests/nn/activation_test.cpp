@@ -12,7 +12,7 @@ using namespace mica::testing_support;
 namespace {
 
 TEST(Activations, Values) {
-  const Tensor x = from_data({-1.5, 0.0, 2.0});
+  const Tensor x = from_data<double>({-1.5, 0.0, 2.0});
   const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
   const auto exact = [](double v) { return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0))); };
   const auto cubic = [](double v) {

@@ -83,7 +83,7 @@ TEST(LinearModule, Errors) {
 
 TEST(LayerNormModule, ValuesAndNames) {
   nn::LayerNorm norm{3, {.eps = 0.5}};
-  norm.load_state_dict({{"weight", from_data({1.0, 2.0, 3.0})}, {"bias", from_data({0.0, 0.0, 1.0})}});
+  norm.load_state_dict({{"weight", from_data<double>({1.0, 2.0, 3.0})}, {"bias", from_data<double>({0.0, 0.0, 1.0})}});
   const double rstd = 1 / std::sqrt(2.0 / 3 + 0.5);
   expect_close(norm(from_data({1.f, 2.f, 3.f}, {1, 3})), {-rstd, 0, 3 * rstd + 1}, 1e-6, 1e-6);
   EXPECT_EQ(names_of(norm.named_parameters()), (Names{"weight", "bias"}));

@@ -211,7 +211,7 @@ TEST(Elementwise, KinksAndSpecialValues) {
       EXPECT_EQ(gradient([](const Tensor& x) { return pow(x, 2); }, {0, 2}), (Values{0, 4}));
       EXPECT_EQ(gradient([](const Tensor& x) { return pow(0, x); }, {0, 2}), (Values{0, 0}));
 
-      const Tensor special = from_data({kNaN, kInfinity, -kInfinity, 0.0}).to(device, dtype);
+      const Tensor special = from_data<double>({kNaN, kInfinity, -kInfinity, 0.0}).to(device, dtype);
       const auto expect = [&](const Tensor& y, const Values& expected) { expect_close(y, expected, 1e-6, 0); };
       expect(relu(special), {kNaN, kInfinity, 0, 0});
       expect(leaky_relu(special), {kNaN, kInfinity, -kInfinity, 0});
@@ -226,9 +226,9 @@ TEST(Elementwise, KinksAndSpecialValues) {
       expect(log1p(special), {kNaN, kInfinity, kNaN, 0});
       expect(expm1(special), {kNaN, kInfinity, -1, 0});
       expect(sin(special), {kNaN, kNaN, kNaN, 0});
-      expect(round(from_data({0.5, 1.5, -2.5, 2.4}).to(device, dtype)), {0, 2, -2, 2});
-      expect(log1p(from_data({1e-10}).to(device, dtype)), {1e-10});
-      expect(expm1(from_data({1e-10}).to(device, dtype)), {1e-10});
+      expect(round(from_data<double>({0.5, 1.5, -2.5, 2.4}).to(device, dtype)), {0, 2, -2, 2});
+      expect(log1p(from_data<double>({1e-10}).to(device, dtype)), {1e-10});
+      expect(expm1(from_data<double>({1e-10}).to(device, dtype)), {1e-10});
       expect(clamp(special, -1, 1), {kNaN, 1, -1, 0});
       expect(maximum(special, 1), {kNaN, kInfinity, 1, 1});
       expect(minimum(special, full_like(special, 1)), {kNaN, 1, -kInfinity, 0});
@@ -289,7 +289,7 @@ TEST(Elementwise, GradientsWithoutZeroTimesInfinity) {
     expect_close(autograd::grad({slope}, {tiny}, {zeros_like(tiny)})[0], Values{0}, 0, 0);
     // a⁰ = 1 for all a, and d²(0ᵇ)/db² is 0 for b > 0 and infinite for b < 0.
     const Tensor a = zeros({3}, float64, device).requires_grad_();
-    const Tensor b = from_data({0.0, 2.0, -1.0}, device).requires_grad_();
+    const Tensor b = from_data<double>({0.0, 2.0, -1.0}, device).requires_grad_();
     const auto twice = [&](const Tensor& by) {
       const Tensor d = autograd::grad({pow(a, b)}, {by}, {ones_like(a)}, {.create_graph = true})[0];
       return to_vector<double>(autograd::grad({d}, {by}, {ones_like(a)})[0]);
@@ -438,8 +438,8 @@ TEST(Elementwise, OnlyTheGradientsThatAreNeeded) {
 
 TEST(Elementwise, TiesShareTheGradient) {
   for (const Device device : test_devices()) {
-    const Tensor a = from_data({1.0, 2.0, 3.0}, device).requires_grad_();
-    const Tensor b = from_data({2.0, 2.0, 2.0}, device).requires_grad_();
+    const Tensor a = from_data<double>({1.0, 2.0, 3.0}, device).requires_grad_();
+    const Tensor b = from_data<double>({2.0, 2.0, 2.0}, device).requires_grad_();
     maximum(a, b).backward(ones_like(a));
     expect_close(a.grad(), std::vector<double>{0, 0.5, 1}, 0, 0);
     expect_close(b.grad(), std::vector<double>{1, 0.5, 0}, 0, 0);
@@ -482,12 +482,12 @@ TEST(Elementwise, IntegerDivision) {
 
 TEST(Elementwise, FloatingRemaindersAndQuotients) {
   for (const Device device : test_devices()) {
-    const Tensor a = from_data({7.5, -7.5, 7.5, -7.5, 1.0, 0.0, kInfinity, 5.0}, device);
-    const Tensor b = from_data({2.0, 2.0, -2.0, -2.0, 0.1, 3.0, 2.0, kInfinity}, device);
+    const Tensor a = from_data<double>({7.5, -7.5, 7.5, -7.5, 1.0, 0.0, kInfinity, 5.0}, device);
+    const Tensor b = from_data<double>({2.0, 2.0, -2.0, -2.0, 0.1, 3.0, 2.0, kInfinity}, device);
     expect_close(fmod(a, b), std::vector<double>{1.5, -1.5, 1.5, -1.5, std::fmod(1.0, 0.1), 0, kNaN, 5}, 0, 0);
     // The quotient 1 / 0.1 rounds up to 10, although ten times the double 0.1 is more than 1.
     expect_close(floor_divide(a, b), std::vector<double>{3, -4, -4, 3, 9, 0, kNaN, 0}, 0, 0);
-    expect_close(floor_divide(from_data({1.0, -1.0, 0.0}, device), 0.0),
+    expect_close(floor_divide(from_data<double>({1.0, -1.0, 0.0}, device), 0.0),
                  std::vector<double>{kInfinity, -kInfinity, kNaN}, 0, 0);
   }
 }
@@ -495,7 +495,7 @@ TEST(Elementwise, FloatingRemaindersAndQuotients) {
 TEST(Elementwise, NaNAndInfinityAreRecognized) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
-      const Tensor x = from_data({kNaN, kInfinity, -kInfinity, 0.0, -1.0}).to(device, dtype);
+      const Tensor x = from_data<double>({kNaN, kInfinity, -kInfinity, 0.0, -1.0}).to(device, dtype);
       expect_close(isnan(x), std::vector<double>{1, 0, 0, 0, 0}, 0, 0);
       expect_close(isfinite(x), std::vector<double>{0, 0, 0, 1, 1}, 0, 0);
     }
@@ -518,7 +518,7 @@ TEST(Elementwise, Logical) {
 
 TEST(Elementwise, Comparisons) {
   for (const Device device : test_devices()) {
-    const Tensor x = from_data({kNaN, 1.0, 2.0, 3.0}, device);
+    const Tensor x = from_data<double>({kNaN, 1.0, 2.0, 3.0}, device);
     expect_close(x == 2, std::vector<double>{0, 0, 1, 0}, 0, 0);
     expect_close(x != 2, std::vector<double>{1, 1, 0, 1}, 0, 0);
     expect_close(x < 2, std::vector<double>{0, 1, 0, 0}, 0, 0);
@@ -533,8 +533,8 @@ TEST(Elementwise, Where) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8, boolean}) {
       const Tensor condition = from_data({true, false, true, false, false, true}, {3, 2}, device);
-      const Tensor a = from_data({1.0, 0.0}).to(device, dtype);
-      const Tensor b = from_data({0.0, 1.0, 0.0}, {3, 1}).to(device, dtype);
+      const Tensor a = from_data<double>({1.0, 0.0}).to(device, dtype);
+      const Tensor b = from_data<double>({0.0, 1.0, 0.0}, {3, 1}).to(device, dtype);
       expect_close(where(condition, a, b), std::vector<double>{1, 0, 1, 1, 0, 0}, 0, 0);
       expect_close(where(condition, a, 1), std::vector<double>{1, 1, 1, 1, 1, 0}, 0, 0);
       expect_close(where(condition, 1, b), std::vector<double>{1, 0, 1, 1, 0, 1}, 0, 0);

@@ -20,7 +20,7 @@ TEST(InPlace, Values) {
     for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8}) {
       const Tensor x = arange(6, dtype, device);
       const Tensor matrix = view(x, {2, 3});
-      const Tensor row = from_data({1.0, 2.0, 3.0}).to(device, dtype);
+      const Tensor row = from_data<double>({1.0, 2.0, 3.0}).to(device, dtype);
       EXPECT_TRUE(add_(matrix, row).is_same(matrix));
       expect_close(x, Values{1, 3, 5, 4, 6, 8}, 0, 0);
       add_(matrix, row, 2);

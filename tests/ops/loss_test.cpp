@@ -117,15 +117,15 @@ TEST(Loss, ExtremeValues) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32}) {
-      const Tensor x = from_data({1000.0, -1000.0, 1000.0, -1000.0, 30.0}).to(device, dtype).requires_grad_();
-      const Tensor t = from_data({1.0, 1.0, 0.0, 0.0, 1.0}).to(device, dtype);
+      const Tensor x = from_data<double>({1000.0, -1000.0, 1000.0, -1000.0, 30.0}).to(device, dtype).requires_grad_();
+      const Tensor t = from_data<double>({1.0, 1.0, 0.0, 0.0, 1.0}).to(device, dtype);
       const Tensor losses = bce_with_logits(x, t, {.reduction = Reduction::none});
       expect_close(losses, Values{0, 1000, 1000, 0, std::log1p(std::exp(-30.0))}, 1e-6, 0);
       losses.backward(ones_like(losses));
       expect_close(x.grad(), Values{0, -1, 1, 0, 0}, 0, 1e-12);
       // 0 · log 0 counts as 0.
-      expect_close(kl_div(from_data({-1.0, -kInfinity}).to(device, dtype), from_data({0.0, 0.5}).to(device, dtype),
-                          false, Reduction::none),
+      expect_close(kl_div(from_data<double>({-1.0, -kInfinity}).to(device, dtype),
+                          from_data<double>({0.0, 0.5}).to(device, dtype), false, Reduction::none),
                    Values{0, kInfinity}, 0, 0);
     }
     EXPECT_TRUE(std::isnan(mse_loss(empty({0}, float32, device), empty({0}, float32, device)).item()));
@@ -246,7 +246,7 @@ TEST(NllLoss, IsItsDefinition) {
   for (const Device device : test_devices()) {
     const Tensor x = log_softmax(randn({2, 4, 5}, float64), -1).to(device);
     const Tensor targets = from_data<std::int64_t>({0, 4, -100, 2, 3, 3, -100, 1}, {2, 4}, device);
-    const Tensor weight = from_data({0.5, 1.0, 0.0, 2.0, 3.0}, device);
+    const Tensor weight = from_data<double>({0.5, 1.0, 0.0, 2.0, 3.0}, device);
     const std::vector<double> values = to_vector<double>(x), w = to_vector<double>(weight);
     const std::vector<std::int64_t> t = to_vector<std::int64_t>(targets);
     std::vector<double> losses, weighted;
@@ -270,9 +270,9 @@ TEST(NllLoss, IsItsDefinition) {
     EXPECT_TRUE(autograd::gradcheck(f, {x}));
     EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
     // A class of weight 0 contributes nothing, even if x is −∞.
-    const Tensor none = from_data({-std::numeric_limits<double>::infinity(), 0.0}, {1, 2}, device);
+    const Tensor none = from_data<double>({-std::numeric_limits<double>::infinity(), 0.0}, {1, 2}, device);
     expect_close(nll_loss(none, zeros({1}, int64, device),
-                          {.weight = from_data({0.0, 1.0}, device), .reduction = Reduction::sum}),
+                          {.weight = from_data<double>({0.0, 1.0}, device), .reduction = Reduction::sum}),
                  Values{0}, 0, 0);
     expect_close(nll_loss(none, full({1}, -100, int64, device)), Values{NAN}, 0, 0);
     if (device.is_cpu()) {

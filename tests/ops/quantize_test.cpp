@@ -148,7 +148,7 @@ TEST(Quantize, ScalesAreNoLargerThanTheRangeNeeds) {
 }
 
 TEST(Quantize, KnownValues) {
-  const Tensor weight = from_data({-1.0, 0.0, 0.5, 2.0}, {4, 1});
+  const Tensor weight = from_data<double>({-1.0, 0.0, 0.5, 2.0}, {4, 1});
   const QuantizedWeight asymmetric = quantize(weight, {.bits = 2});
   expect_close(asymmetric.scale, {1}, 0, 0);
   expect_close(asymmetric.zero, {1}, 0, 0);

@@ -359,7 +359,7 @@ TEST(Reduce, StddevAndVectorNorm) {
       expect(vector_norm(x, {1}, kInf), [&](const std::vector<double>& v) { return std::ranges::max(sizes(v)); });
       expect(vector_norm(x, {1}, -kInf), [&](const std::vector<double>& v) { return std::ranges::min(sizes(v)); });
       EXPECT_EQ(vector_norm(x, {0}, 2, true).shape(), (Shape{1, 5}));
-      EXPECT_EQ(vector_norm(from_data({0.0, 2.0, -1.0}).to(device, dtype), {}, 0).item(), 2);
+      EXPECT_EQ(vector_norm(from_data<double>({0.0, 2.0, -1.0}).to(device, dtype), {}, 0).item(), 2);
     }
     // The squares overflow in float16.
     EXPECT_EQ(vector_norm(full({4}, 300, float16, device)).item(), 600);
@@ -393,7 +393,7 @@ TEST(Reduce, VectorNormAtZeros) {
   for (const Device device : test_devices()) {
     for (const double p : {-1.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0}) {
       SCOPED_TRACE(p);
-      const Tensor x = from_data({0.0, 3.0, -4.0, 0.0, 0.0, 0.0}, {2, 3}, device).requires_grad_();
+      const Tensor x = from_data<double>({0.0, 3.0, -4.0, 0.0, 0.0, 0.0}, {2, 3}, device).requires_grad_();
       const Tensor norms = vector_norm(x, {1}, p);
       const double norm = p < 0 ? 0 : std::pow(std::pow(3, p) + std::pow(4, p), 1 / p);
       expect_close(norms, Values{norm, 0}, 1e-14, 0);
@@ -664,14 +664,14 @@ TEST(Reduce, RowDoesNotDependOnItsNeighbors) {
 
 TEST(Reduce, ExtremesOverSomeAxes) {
   for (const Device device : test_devices()) {
-    const Tensor x = from_data({1.0, 5.0, 5.0, 2.0, -3.0, 5.0, 0.0, 4.0}, {2, 2, 2}, device);
+    const Tensor x = from_data<double>({1.0, 5.0, 5.0, 2.0, -3.0, 5.0, 0.0, 4.0}, {2, 2, 2}, device);
     expect_close(amax(x, {0, 2}), {5, 5}, 0, 0);
     expect_close(amin(x, {-1, 0}, true), {-3, 0}, 0, 0);
     EXPECT_EQ(amin(x, {-1, 0}, true).shape(), (Shape{1, 2, 1}));
     EXPECT_EQ(argmax(transpose(x, 0, 2)).item(), 2);
     EXPECT_EQ(argmin(x).item(), 4);
     const Tensor ties = x.detach().requires_grad_();
-    amax(ties, {0, 2}).backward(from_data({4.0, 6.0}, {2}, device));
+    amax(ties, {0, 2}).backward(from_data<double>({4.0, 6.0}, {2}, device));
     expect_close(ties.grad(), {0, 2, 6, 0, 0, 2, 0, 0}, 0, 0);
     const Tensor distinct = randn({3, 4, 2}, float64, device);
     EXPECT_TRUE(autograd::gradcheck([](const Tensor& a) { return amin(a, {0, 2}); }, {distinct}));
@@ -700,7 +700,7 @@ TEST(Reduce, BadAxesAreErrors) {
 
 TEST(Prod, Values) {
   for (const Device device : test_devices()) {
-    const Tensor x = from_data({1.0, -2.0, 3.0, 4.0, 0.5, 6.0}, {2, 3}, device);
+    const Tensor x = from_data<double>({1.0, -2.0, 3.0, 4.0, 0.5, 6.0}, {2, 3}, device);
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
       const Tensor t = x.to(dtype);
       expect_close(prod(t), std::vector<double>{-72}, 0, 0);
@@ -730,7 +730,7 @@ TEST(Prod, Values) {
 TEST(Prod, GradientsAtZeros) {
   for (const Device device : test_devices()) {
     // Rows with no zero, one zero and two zeros.
-    const Tensor x = from_data({1.5, -2.0, 3.0, 0.7, 2.0, 0.0, 3.0, -1.0, 0.0, 5.0, 0.0, 1.0}, {3, 4}, device);
+    const Tensor x = from_data<double>({1.5, -2.0, 3.0, 0.7, 2.0, 0.0, 3.0, -1.0, 0.0, 5.0, 0.0, 1.0}, {3, 4}, device);
     const auto f = [](const Tensor& t) { return prod(t, {1}); };
     EXPECT_TRUE(autograd::gradcheck(f, {x}));
     EXPECT_TRUE(autograd::gradgradcheck(f, {x}));

@@ -540,6 +540,24 @@ TEST_F(SmallCase, DrawTokens) {
   }
 }
 
+TEST_F(SmallCase, Recurrent) {
+  for (const Recurrence kind : {Recurrence::rnn_tanh, Recurrence::rnn_relu, Recurrence::gru, Recurrence::lstm}) {
+    const std::int64_t gates = gates_of(kind) * 5;
+    const Tensor x = randn({3, 2, 4}), input = randn({gates, 4}), hidden = randn({gates, 5}), bias = randn({gates});
+    for (const DType dtype : {float32, bfloat16}) {
+      compare(fmt::format("kind {} {}", static_cast<int>(kind), dtype), dtype == float32 ? 1e-4 : 0.05,
+              [&](Device device) {
+                const auto leaf = [&](const Tensor& t) { return t.to(device, dtype).detach().requires_grad_(); };
+                const RecurrentWeights weights{leaf(input), leaf(hidden), leaf(bias), leaf(bias)};
+                const RecurrentResult r =
+                    recurrent(kind, leaf(x), weights, {}, {}, {.lengths = from_data<std::int64_t>({3, 2}, device)});
+                sum(r.y * r.y).backward();
+                return Tensors{r.y, r.h, weights.input.grad(), weights.hidden.grad(), weights.hidden_bias.grad()};
+              });
+    }
+  }
+}
+
 TEST_F(SmallCase, DecodeSteps) {
   const autograd::NoGrad no_grad;
   nn::Llama llama({.vocab = 64, .layers = 1, .heads = 2, .key_heads = 1, .head_width = 32, .width = 64, .hidden = 64});

@@ -231,7 +231,7 @@ TEST(TiledMatmul, ActivationOfSpecialValues) {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const Device device : test_devices()) {
     for (const DType dtype : kDTypes) {
-      const Tensor a = from_data({2.0, -2.0, 0.0, infinity, -infinity, std::nan("")}).to(device, dtype);
+      const Tensor a = from_data<double>({2.0, -2.0, 0.0, infinity, -infinity, std::nan("")}).to(device, dtype);
       const Tensor y = tiled_matmul(reshape(a, {6, 1}), ones({1, 8}, dtype, device), Activation::leaky_relu);
       expect_close(select(y, 1, 7), {2, -0.02, 0, infinity, -infinity, std::nan("")}, rounding(dtype), 0);
     }

@@ -198,9 +198,9 @@ TEST(View, SliceByHugeSteps) {
   for (const Device device : test_devices()) {
     const Tensor x = arange(5, int64, device);
     for (const std::int64_t step : {std::int64_t{5}, std::int64_t{1} << 62, most - 3, most}) {
-      expect_close(slice(x, 0, 0, 5, step), from_data({0.0}), 0, 0);
-      expect_close(slice(x, 0, 2, most, step), from_data({2.0}), 0, 0);
-      expect_close(slice(x, 0, INT64_MIN, most, step), from_data({0.0}), 0, 0);
+      expect_close(slice(x, 0, 0, 5, step), from_data<double>({0.0}), 0, 0);
+      expect_close(slice(x, 0, 2, most, step), from_data<double>({2.0}), 0, 0);
+      expect_close(slice(x, 0, INT64_MIN, most, step), from_data<double>({0.0}), 0, 0);
       EXPECT_EQ(slice(x, 0, 3, 3, step).numel(), 0);
       expect_close(slice(reshape(x, {1, 5}), 1, 1, 5, step), full({1, 1}, 1), 0, 0);
       expect_close(slice(expand(x, {3, 5}), 1, 1, 5, step), {1, 1, 1}, 0, 0);

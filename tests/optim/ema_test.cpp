@@ -141,7 +141,7 @@ TEST(Ema, SwapsEachParameterWithItsOwnAverage) {
 TEST(Ema, StateDict) {
   const Tensor x = from_data({1.0F, 2.0F}).requires_grad_(), y = from_data({3.0F}).requires_grad_();
   optim::Ema ema({x, y}, 0.5);
-  StateDict state{{"average.0", from_data({7.0, 8.0})}, {"average.1", from_data({9.0})}};
+  StateDict state{{"average.0", from_data<double>({7.0, 8.0})}, {"average.1", from_data<double>({9.0})}};
   ema.load_state_dict(state);
   expect_close(ema.averages()[0], Values{7, 8}, 0, 0);
   expect_close(ema.state_dict().at("average.1"), Values{9}, 0, 0);

@@ -17,10 +17,10 @@ namespace {
 // pretrained_test.cpp compares what a model computes and generates with transformers; gguf_test.cpp, what it computes
 // from a file of llama.cpp.
 
-class Gemma2Files : public Pretrained {};
+class GemmaFiles : public Pretrained {};
 
-TEST_F(Gemma2Files, Configuration) {
-  const auto c = std::get<nn::Gemma2Config>(io::load_pretrained_config(kFixtures / "gemma2"));
+TEST_F(GemmaFiles, Configuration) {
+  const auto c = std::get<nn::GemmaConfig>(io::load_pretrained_config(kFixtures / "gemma2"));
   EXPECT_EQ(c.window, 16);
   EXPECT_EQ(c.head_width, 8);
   EXPECT_EQ(c.query_scale, 12);
@@ -28,30 +28,30 @@ TEST_F(Gemma2Files, Configuration) {
   EXPECT_EQ(c.logit_cap, 4);
   EXPECT_EQ(c.rotary.theta, 1000);
   // Google's files have few entries; transformers has defaults for the others.
-  const auto defaults = std::get<nn::Gemma2Config>(io::pretrained_config(
+  const auto defaults = std::get<nn::GemmaConfig>(io::pretrained_config(
       io::parse_json(R"({"model_type": "gemma2", "vocab_size": 256000, "max_position_embeddings": 8192,
                          "num_hidden_layers": 26, "num_attention_heads": 8, "hidden_size": 2304,
                          "intermediate_size": 9216})",
                      "test"),
       "test"));
-  EXPECT_EQ(io::to_json({io::config_entries(defaults)}), io::to_json({io::config_entries(nn::Gemma2Config{})}));
+  EXPECT_EQ(io::to_json({io::config_entries(defaults)}), io::to_json({io::config_entries(nn::GemmaConfig{})}));
   EXPECT_EQ(io::parameter_count(defaults), 2614341888);
-  nn::Gemma2Config uncapped = defaults;
+  nn::GemmaConfig uncapped = defaults;
   uncapped.attention_cap = uncapped.logit_cap = 0;
   uncapped.query_scale = 2.5;
-  const auto again = std::get<nn::Gemma2Config>(io::pretrained_config({io::config_entries(uncapped)}, "test"));
+  const auto again = std::get<nn::GemmaConfig>(io::pretrained_config({io::config_entries(uncapped)}, "test"));
   EXPECT_EQ(again.attention_cap, 0);
   EXPECT_EQ(again.logit_cap, 0);
   EXPECT_EQ(again.query_scale, 2.5);
 }
 
-TEST_F(Gemma2Files, EntriesThatMicaDoesNotSupport) {
+TEST_F(GemmaFiles, EntriesThatMicaDoesNotSupport) {
   const auto refused = [&](const std::string& from, const std::string& to, const std::string& message) {
     copy_with("gemma2", from, to);
     expect_refused(message);
   };
-  refused("\"sliding_attention\",", "\"full_attention\",",
-          "expected \"sliding_attention\" and \"full_attention\" in turn, for 2");
+  refused("\"sliding_attention\",", "\"chunked_attention\",",
+          "expected \"sliding_attention\" or \"full_attention\" for each of 2 layers");
   refused("\"sliding_window\": 16", "\"sliding_window\": null",
           "\"sliding_window\" is nothing, expected a whole number");
   refused("\"gelu_pytorch_tanh\"", "\"gelu\"", "\"hidden_activation\" is \"gelu\"");
@@ -65,26 +65,26 @@ TEST_F(Gemma2Files, EntriesThatMicaDoesNotSupport) {
   refused("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "\"num_key_value_heads\" is 3");
 }
 
-TEST_F(Gemma2Files, GgufKeepsTheModel) {
+TEST_F(GemmaFiles, GgufKeepsTheModel) {
   manual_seed(3);
-  nn::Gemma2 model({.vocab = 32,
-                    .context = 64,
-                    .window = 16,
-                    .layers = 2,
-                    .heads = 4,
-                    .key_heads = 2,
-                    .head_width = 8,
-                    .width = 32,
-                    .hidden = 32,
-                    .query_scale = 8,
-                    .attention_cap = 2,
-                    .logit_cap = 3});
+  nn::Gemma model({.vocab = 32,
+                   .context = 64,
+                   .window = 16,
+                   .layers = 2,
+                   .heads = 4,
+                   .key_heads = 2,
+                   .head_width = 8,
+                   .width = 32,
+                   .hidden = 32,
+                   .query_scale = 8,
+                   .attention_cap = 2,
+                   .logit_cap = 3});
   for (const Tensor& parameter : model.parameters()) {
     parameter.set_data(randn(parameter.shape()) * 0.3);
   }
   const fs::path path = folder_ / "gemma2.gguf";
   io::save_gguf(path, model);
-  const nn::Gemma2 again = io::load_pretrained<nn::Gemma2>(path);
+  const nn::Gemma again = io::load_pretrained<nn::Gemma>(path);
   EXPECT_EQ(io::to_json({io::config_entries(again.config)}), io::to_json({io::config_entries(model.config)}));
   const StateDict expected = model.state_dict();
   for (const auto& [name, tensor] : again.state_dict()) {
@@ -103,8 +103,8 @@ TEST_F(Gemma2Files, GgufKeepsTheModel) {
   expect_error([&] { io::save_gguf(path, model); }, "save_gguf: llama.cpp's Gemma 2 has caps");
 }
 
-TEST_F(Gemma2Files, Adapters) {
-  nn::Gemma2 model = io::load_pretrained<nn::Gemma2>(kFixtures / "gemma2");
+TEST_F(GemmaFiles, Adapters) {
+  nn::Gemma model = io::load_pretrained<nn::Gemma>(kFixtures / "gemma2");
   nn::add_lora(model, {"*q_proj", "*down_proj"}, {.rank = 2, .alpha = 4});
   for (const nn::AdaptedLayer& layer : nn::adapted_layers(model)) {
     layer.layer->lora_b.set_data(randn(layer.layer->lora_b.shape()));
@@ -112,7 +112,7 @@ TEST_F(Gemma2Files, Adapters) {
   io::save_adapter(model, folder_);
   const StateDict files = io::load(folder_ / "adapter_model.safetensors");
   EXPECT_TRUE(files.contains("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"));
-  nn::Gemma2 again = io::load_pretrained<nn::Gemma2>(kFixtures / "gemma2");
+  nn::Gemma again = io::load_pretrained<nn::Gemma>(kFixtures / "gemma2");
   io::load_adapter(again, folder_);
   const autograd::NoGrad no_grad;
   const Tensor tokens = randint(0, 43, {2, 5});
