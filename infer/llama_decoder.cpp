@@ -82,7 +82,7 @@ LlamaDecoder::LlamaDecoder(const nn::Llama& llama, const DecoderOptions& options
   }
   const bool all_rotate = std::all_of(model.layers.begin(), model.layers.end(),
                                       [](const nn::LlamaBlock& block) { return block.self_attn.rotates; });
-  if (batch() == 1 && all_rotate) {
+  if (batch() == 1 && all_rotate && !model.embed_tokens.is_quantized()) {
     reserve(1);
     use_cache();
     if (has_decoder_step(step_)) {
