@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -161,6 +162,68 @@ TEST_F(SmallCase, Random) {
     manual_seed(3);
     return Tensors{randint(1, 100, {1003}, int64, device)};
   });
+}
+
+TEST_F(SmallCase, BatchNorm) {
+  const Shape shape{3, 24, 5, 4};
+  for (const DType dtype : {float64, float32, bfloat16}) {
+    const Tensor x = randn(shape, dtype), residual = randn(shape, dtype), weight = randn({24}, dtype);
+    for (const bool last : {false, true}) {
+      const auto norm = [&](const Tensors& in, const BatchNormOptions& options) {
+        const Tensor image = last ? channels_last(in[0]) : in[0];
+        return batch_norm(image, in[1], in[1] * 0.5, options);
+      };
+      compare_with_gradients("training", tolerance_of(dtype), {x, weight, residual}, [&](const Tensors& in) {
+        const Device device = in[0].device();
+        return norm(in, {.running_mean = zeros({24}, dtype, device),
+                         .running_var = ones({24}, dtype, device),
+                         .num_batches_tracked = zeros({}, int64, device),
+                         .momentum = std::nullopt,
+                         .relu = true,
+                         .residual = in[2]});
+      });
+      compare_with_gradients("evaluation", tolerance_of(dtype), {x, weight}, [&](const Tensors& in) {
+        const Device device = in[0].device();
+        return norm(in, {.running_mean = zeros({24}, dtype, device),
+                         .running_var = ones({24}, dtype, device),
+                         .training = false,
+                         .relu = true});
+      });
+    }
+    compare_with_gradients("columns", tolerance_of(dtype), {randn({37, 11}, dtype)},
+                           [](const Tensors& in) { return batch_norm(in[0]); });
+    compare_with_gradients("odd rows", tolerance_of(dtype), {randn({3, 5, 7}, dtype)},
+                           [](const Tensors& in) { return batch_norm(in[0], {}, {}, {.relu = true}); });
+  }
+}
+
+TEST_F(SmallCase, Images) {
+  for (const DType dtype : {float64, float32, bfloat16}) {
+    for (const bool last : {false, true}) {
+      const auto of = [&](const char* what, const Shape& shape, const std::function<Tensor(const Tensor&)>& op) {
+        compare_with_gradients(what, tolerance_of(dtype), {randn(shape, dtype)},
+                               [&](const Tensors& in) { return op(last ? channels_last(in[0]) : in[0]); });
+      };
+      const Shape shape{2, 16, 7, 6};
+      of("max_pool", shape, [](const Tensor& x) { return max_pool2d(x, 3, {.stride = 2, .padding = 1}); });
+      of("max_pool, long window", {1, 8, 19, 18}, [](const Tensor& x) { return max_pool2d(x, 17); });
+      of("adaptive_max_pool", shape, [](const Tensor& x) { return adaptive_max_pool2d(x, {3, 4}); });
+      of("avg_pool", shape, [](const Tensor& x) { return avg_pool2d(x, {3, 2}, {.stride = 2, .padding = 1}); });
+      of("interpolate", shape, [](const Tensor& x) {
+        return interpolate(x, {.size = PerAxis{9, 4}, .mode = Interpolation::cubic});
+      });
+      of("unfold", shape, [](const Tensor& x) { return unfold(x, {3, 2}, {.padding = 1, .stride = 2}); });
+    }
+    const Tensor x = randn({2, 16, 7, 6}, dtype);
+    compare("max_pool_with_indices", 0,
+            [&](Device device) { return Tensors{max_pool_with_indices(x.to(device), 2, 2).indices}; });
+    compare("take_taps", tolerance_of(dtype), [&](Device device) {
+      const Tensor leaf = x.to(device).detach().requires_grad_();
+      const Tensor dy = ones({2, 16, 3, 3}, dtype, device).requires_grad_();
+      const Tensor dx = autograd::grad({max_pool2d(leaf, 2)}, {leaf}, {dy}, {.create_graph = true})[0];
+      return autograd::grad({dx}, {dy}, {leaf.detach()});
+    });
+  }
 }
 
 TEST_F(SmallCase, Dropout) {
