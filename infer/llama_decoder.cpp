@@ -83,7 +83,7 @@ LlamaDecoder::LlamaDecoder(const nn::Llama& llama, const DecoderOptions& options
   const bool all_alike = std::all_of(model.layers.begin(), model.layers.end(), [&](const nn::LlamaBlock& block) {
     return block.self_attn.rotates && block.self_attn.window == attention.window;
   });
-  if (batch() == 1 && all_alike) {
+  if (batch() == 1 && all_alike && !model.embed_tokens.is_quantized()) {
     reserve(1);
     use_cache();
     if (has_decoder_step(step_)) {

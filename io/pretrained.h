@@ -33,6 +33,11 @@ struct LoadOptions {
   std::vector<Renaming> renamings{};  ///< applied in order to each name in the files, before it is matched
   /// Filled with sorted names if not null. Parameters that no file has are initialized as in a new model.
   LoadDifferences* differences = nullptr;
+  /// Of a GGUF file: linear layers and the token embedding whose weights are quantized in the file stay so, with the
+  /// same values (Linear::set_quantized). Such a model generates text and can be trained with adapters, but cannot be
+  /// saved, and its weights cannot be trained; `dtype` is that of the other parameters and of the activations. With
+  /// false, all weights are converted to `dtype`.
+  bool packed = true;
 };
 
 /// Reads a model from a folder with config.json and either model.safetensors or shards with
@@ -51,7 +56,7 @@ struct LoadOptions {
 ///
 /// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gemma2
 /// an nn::Gemma, gpt2 an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32
-/// if it is quantized).
+/// if it is quantized). Quantized weights stay quantized unless options.packed is false.
 ///
 /// Throws an Error that names the file and the problem, or lists all tensors that are missing, unexpected or of another
 /// shape. Before memory is allocated for a model, its size according to config.json is compared with the files' size.

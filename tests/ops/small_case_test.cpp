@@ -461,6 +461,28 @@ TEST_F(SmallCase, QuantizedMatmul) {
   }
 }
 
+// Groups of 16, and scales and zeros of two levels.
+TEST_F(SmallCase, QuantizedMatmulOfTwoLevels) {
+  const QuantizedWeight q{.packed = pack_bits(randint(0, 16, {272, 40}, uint8), 4),
+                          .scale = randint(0, 256, {17, 40}, uint8),
+                          .zero = randint(0, 256, {17, 40}, uint8),
+                          .scale_factor = rand({2, 40}, float16) * 0.01,
+                          .zero_factor = rand({2, 40}, float16) * 0.01,
+                          .rows = 272,
+                          .group_size = 16,
+                          .mode = QuantizationMode::fused_multiply_add};
+  for (const std::int64_t m : {4, 20}) {
+    compare_with_gradients(name_of(float32, m, q.rows), tolerance_of(float32), {randn({m, q.rows})},
+                           [&](const Tensors& in) {
+                             QuantizedWeight there = q;
+                             for (const auto& [name, part] : quantized_parts()) {
+                               there.*part = (q.*part).to(in[0].device());
+                             }
+                             return quantized_matmul(in[0], there);
+                           });
+  }
+}
+
 TEST_F(SmallCase, Attention) {
   // 16-bit and float32; rows of scores that fit into a warp's registers and longer ones; with and without a mask.
   struct Case {
