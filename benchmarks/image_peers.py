@@ -32,7 +32,7 @@ def photograph(width, height, generator):
     for scale in (1, 2, 4, 8, 16, 32, 64, 128):
         noise = generator.normal(0, 1, (height // scale + 2, width // scale + 2, 3))
         large = [Image.fromarray(noise[..., c].astype(np.float32)).resize((width, height), Image.BICUBIC) for c in range(3)]
-        picture += np.stack([np.asarray(x) for x in large], -1) * (2.2 * scale**0.6)
+        picture += np.stack([np.asarray(x) for x in large], -1) * (14 * scale**0.3)
     return Image.fromarray(np.clip(picture + 120, 0, 255).astype(np.uint8))
 
 
