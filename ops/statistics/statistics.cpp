@@ -70,10 +70,10 @@ MaxResult median(const Tensor& x, std::int64_t axis, bool keepdim) {
 }
 
 Tensor quantile(const Tensor& x, const std::vector<double>& qs, std::optional<std::int64_t> axis, bool keepdim,
-                Interpolation interpolation) {
+                QuantileInterpolation interpolation) {
   check(is_floating(x.dtype()), "quantile: expected a floating dtype, got {}", x.dtype());
-  check(interpolation <= Interpolation::nearest, "quantile: expected one of the enumerators of Interpolation, got {}",
-        static_cast<int>(interpolation));
+  check(interpolation <= QuantileInterpolation::nearest,
+        "quantile: expected one of the enumerators of QuantileInterpolation, got {}", static_cast<int>(interpolation));
   check(!qs.empty(), "quantile: expected at least one quantile");
   const int at = axis ? normalize_axis(*axis, x.dim(), "quantile") : 0;
   const Tensor flat = axis ? x : reshape(x, {x.numel()});
@@ -97,19 +97,19 @@ Tensor quantile(const Tensor& x, const std::vector<double>& qs, std::optional<st
     check(q >= 0 && q <= 1, "quantile: expected q from 0 to 1, got {}", q);
     const double rank = q * static_cast<double>(n - 1);
     const double low = std::floor(rank), high = std::ceil(rank);
-    const Tensor y = interpolation == Interpolation::lower      ? element(low)
-                     : interpolation == Interpolation::higher   ? element(high)
-                     : interpolation == Interpolation::nearest  ? element(std::nearbyint(rank))
-                     : low == high                              ? element(low)
-                     : interpolation == Interpolation::midpoint ? lerp(element(low), element(high), 0.5)
-                                                                : lerp(element(low), element(high), rank - low);
+    const Tensor y = interpolation == QuantileInterpolation::lower      ? element(low)
+                     : interpolation == QuantileInterpolation::higher   ? element(high)
+                     : interpolation == QuantileInterpolation::nearest  ? element(std::nearbyint(rank))
+                     : low == high                                      ? element(low)
+                     : interpolation == QuantileInterpolation::midpoint ? lerp(element(low), element(high), 0.5)
+                                                                        : lerp(element(low), element(high), rank - low);
     results.push_back(reshape(where(isnan(last), last, y).to(x.dtype()), shape));
   }
   return stack(results);
 }
 
 Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> axis, bool keepdim,
-                Interpolation interpolation) {
+                QuantileInterpolation interpolation) {
   return select(quantile(x, std::vector<double>{q}, axis, keepdim, interpolation), 0, 0);
 }
 

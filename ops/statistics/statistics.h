@@ -21,15 +21,15 @@ MaxResult median(const Tensor& x, std::int64_t axis, bool keepdim = false);
 
 /// What a quantile is if it lies between two elements: a number between them in proportion, the lower one, the higher
 /// one, their mean, or the nearest one (ties: the one with the even rank).
-enum class Interpolation { linear, lower, higher, midpoint, nearest };
+enum class QuantileInterpolation { linear, lower, higher, midpoint, nearest };
 
 /// The q-th quantile of all elements or along an axis, for floating x: with the elements x[0] ≤ … ≤ x[n − 1], the
 /// element of rank q · (n − 1). NaN if any element is NaN. 16-bit floats are interpolated in float32. Differentiable in
 /// x. Throws unless 0 ≤ q ≤ 1, and if there are no elements. Several quantiles are stacked along a new first axis.
 Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> axis = {}, bool keepdim = false,
-                Interpolation interpolation = Interpolation::linear);
+                QuantileInterpolation interpolation = QuantileInterpolation::linear);
 Tensor quantile(const Tensor& x, const std::vector<double>& qs, std::optional<std::int64_t> axis = {},
-                bool keepdim = false, Interpolation interpolation = Interpolation::linear);
+                bool keepdim = false, QuantileInterpolation interpolation = QuantileInterpolation::linear);
 
 struct VarMeanResult {
   Tensor var;

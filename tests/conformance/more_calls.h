@@ -29,11 +29,11 @@ inline ScatterReduction scatter_reduction(const Json& attributes) {
 inline Tensors call_quantile(const Case& c, const Tensors& x, Device) {
   const Json& a = c.attributes;
   const std::string name = a["interpolation"];
-  const Interpolation interpolation = name == "linear"     ? Interpolation::linear
-                                      : name == "lower"    ? Interpolation::lower
-                                      : name == "higher"   ? Interpolation::higher
-                                      : name == "midpoint" ? Interpolation::midpoint
-                                                           : Interpolation::nearest;
+  const QuantileInterpolation interpolation = name == "linear"     ? QuantileInterpolation::linear
+                                              : name == "lower"    ? QuantileInterpolation::lower
+                                              : name == "higher"   ? QuantileInterpolation::higher
+                                              : name == "midpoint" ? QuantileInterpolation::midpoint
+                                                                   : QuantileInterpolation::nearest;
   const std::optional<std::int64_t> axis = a.contains("axis") ? std::optional<std::int64_t>(a["axis"]) : std::nullopt;
   const bool keepdim = a["keepdim"];
   return {a["q"].is_array() ? quantile(x.at(0), a["q"].get<std::vector<double>>(), axis, keepdim, interpolation)

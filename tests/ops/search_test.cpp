@@ -45,8 +45,8 @@ TEST(Search, LikeTheStandardLibrary) {
           expected.push_back(find(i / 300));
           in_first.push_back(find(0));
         }
-        EXPECT_EQ(to_vector<std::int64_t>(searchsorted(rows, values, right)), expected) << dtype;
-        EXPECT_EQ(to_vector<std::int64_t>(bucketize(values, select(rows, 0, 0), right)), in_first) << dtype;
+        EXPECT_EQ(to_vector<std::int64_t>(searchsorted(rows, values, right)), expected) << static_cast<int>(dtype);
+        EXPECT_EQ(to_vector<std::int64_t>(bucketize(values, select(rows, 0, 0), right)), in_first) << static_cast<int>(dtype);
       }
     }
     const Tensor edges = from_data({-INFINITY, -1.0, 0.0, 1.0}, device);
@@ -130,10 +130,10 @@ TEST(Statistics, Quantile) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
       const Tensor x = from_data({4.0, 1.0, 3.0, 2.0, NAN, 1.0, 0.0, 0.0}, {2, 4}, device).to(dtype);
       expect_close(quantile(x, 0.5, 1), Values{2.5, NAN}, 0, 0);
-      expect_close(quantile(x, 0.5, 1, true, Interpolation::lower), Values{2, NAN}, 0, 0);
-      expect_close(quantile(x, 0.5, 1, true, Interpolation::higher), Values{3, NAN}, 0, 0);
-      expect_close(quantile(x, 0.5, 1, true, Interpolation::nearest), Values{3, NAN}, 0, 0);
-      expect_close(quantile(x, 0.9, 1, true, Interpolation::midpoint), Values{3.5, NAN}, 0, 0);
+      expect_close(quantile(x, 0.5, 1, true, QuantileInterpolation::lower), Values{2, NAN}, 0, 0);
+      expect_close(quantile(x, 0.5, 1, true, QuantileInterpolation::higher), Values{3, NAN}, 0, 0);
+      expect_close(quantile(x, 0.5, 1, true, QuantileInterpolation::nearest), Values{3, NAN}, 0, 0);
+      expect_close(quantile(x, 0.9, 1, true, QuantileInterpolation::midpoint), Values{3.5, NAN}, 0, 0);
       const Tensor some = quantile(slice(x, 0, 0, 1), {0.0, 0.25, 1.0}, {}, true);
       EXPECT_EQ(some.shape(), (Shape{3, 1, 1}));
       expect_close(some, Values{1, 1.75, 4}, 0, 0);
