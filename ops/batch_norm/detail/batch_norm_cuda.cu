@@ -31,7 +31,7 @@ using rows::load;
 using rows::load_streaming;
 using rows::Pack;
 using rows::pack_of;
-using rows::store;
+using rows::store_whole;
 using rows::unpack;
 using rows::with_pack;
 
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, 3)
             values[j] = values[j] < S(0) ? S(0) : values[j];  // keeps NaN
           }
         }
-        store(y + units.offset(at, channel), pack_of<T>(values));
+        store_whole(y + units.offset(at, channel), pack_of<T>(values));
       }
     }
   });
@@ -444,7 +444,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           S centered[V];
           packs[u].values(in, c, g, centered);
           if (dresidual != nullptr) {
-            store(dresidual + units.offset(at, channel), pack_of<T>(g));
+            store_whole(dresidual + units.offset(at, channel), pack_of<T>(g));
           }
 #pragma unroll
           for (int j = 0; j < V; ++j) {
@@ -509,7 +509,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           const int k = kRowOfChannels ? j : 0;
           g[j] = c.scale[k] * (g[j] - g_mean[k] - centered[j] * slope[k]);
         }
-        store(dx + units.offset(at, channel), pack_of<T>(g));
+        store_whole(dx + units.offset(at, channel), pack_of<T>(g));
       }
     }
   });
