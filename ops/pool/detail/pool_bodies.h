@@ -12,6 +12,9 @@ namespace mica::kernels {
 
 namespace pool_bodies {
 
+struct Forward {};
+struct Backward {};
+
 using images::Grid;
 using images::Place;
 using images::read;
@@ -212,8 +215,17 @@ void on_pool_types(DType dtype, DType taps, const F& f) {
 
 }  // namespace pool_bodies
 
+/// Computes the op in another way if the device has one for these images: pool_cpu.cpp overloads it.
+template <class On, class Args, class Direction>
+bool by_rows(On, const Args&, Direction) {
+  return false;
+}
+
 template <class On>
 void max_pool_forward(On device, const MaxPool& a) {
+  if (by_rows(device, a, pool_bodies::Forward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "max_pool"),
                      y = images::grid_of(a.y, a.channels_last, "max_pool");
   pool_bodies::on_pool_types(a.x.dtype(), a.taps.dtype(), [&]<class T, class Tap>() {
@@ -237,6 +249,9 @@ void take_taps(On device, const TapTransfer& a) {
 
 template <class On>
 void add_taps(On device, const TapTransfer& a) {
+  if (by_rows(device, a, pool_bodies::Backward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "max_pool"),
                      y = images::grid_of(a.y, a.channels_last, "max_pool");
   pool_bodies::on_pool_types(a.x.dtype(), a.taps.dtype(), [&]<class T, class Tap>() {
@@ -259,6 +274,9 @@ void tap_positions(On device, const TapPositions& a) {
 
 template <class On>
 void average_pool_forward(On device, const AveragePool& a) {
+  if (by_rows(device, a, pool_bodies::Forward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "avg_pool"),
                      y = images::grid_of(a.y, a.channels_last, "avg_pool");
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
@@ -271,6 +289,9 @@ void average_pool_forward(On device, const AveragePool& a) {
 
 template <class On>
 void average_pool_backward(On device, const AveragePool& a) {
+  if (by_rows(device, a, pool_bodies::Backward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "avg_pool"),
                      y = images::grid_of(a.y, a.channels_last, "avg_pool");
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
