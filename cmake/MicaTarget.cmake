@@ -139,9 +139,9 @@ endif()
 
 if(MICA_WITH_CUDA)
   target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt)
-  # Used by one file only.
-  set_property(SOURCE ops/attention/fused_attention.cpp APPEND PROPERTY COMPILE_DEFINITIONS
-               MICA_WITH_CUDNN=${MICA_WITH_CUDNN})
+  # Used by these files only.
+  set_property(SOURCE ops/attention/fused_attention.cpp ops/conv/detail/conv_cuda.cpp APPEND PROPERTY
+               COMPILE_DEFINITIONS MICA_WITH_CUDNN=${MICA_WITH_CUDNN})
   if(MICA_WITH_CUDNN)
     target_include_directories(mica SYSTEM PRIVATE ${MICA_CUDNN_INCLUDE})
     target_link_libraries(mica PRIVATE ${MICA_CUDNN_LIBRARY})

@@ -221,6 +221,29 @@ def linear(x, args, kwargs):
     return call
 
 
+def per_axis(value):
+    return [value] if isinstance(value, int) else list(value)
+
+
+def convolution(x, args, kwargs):
+    values = arguments(args, kwargs, "weight", "bias", "stride", "padding", "dilation", "groups")
+    bias = values.get("bias")
+    padding = values.get("padding", 0)
+    return Call([x, values["weight"]] + ([] if bias is None else [bias]),
+                {"stride": per_axis(values.get("stride", 1)),
+                 "padding": padding if isinstance(padding, str) else per_axis(padding),
+                 "dilation": per_axis(values.get("dilation", 1)), "groups": values.get("groups", 1)})
+
+
+def transposed_convolution(x, args, kwargs):
+    values = arguments(args, kwargs, "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+    bias = values.get("bias")
+    return Call([x, values["weight"]] + ([] if bias is None else [bias]),
+                {name: per_axis(values.get(name, default)) for name, default in
+                 (("stride", 1), ("padding", 0), ("output_padding", 0), ("dilation", 1))}
+                | {"groups": values.get("groups", 1)})
+
+
 def layer_norm(x, args, kwargs):
     values = arguments(args, kwargs, "normalized_shape", "weight", "bias", "eps")
     parameters = [p for p in (values.get("weight"), values.get("bias")) if p is not None]

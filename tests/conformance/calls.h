@@ -128,6 +128,33 @@ inline Tensors call_attention(const Case& c, const Tensors& x, Device) {
   return {scaled_dot_product_attention(x.at(0), x.at(1), x.at(2), options)};
 }
 
+inline Call convolution(Tensor (*f)(const Tensor&, const Tensor&, const Tensor&, const ConvOptions&)) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors {
+    const Json& a = c.attributes;
+    ConvOptions options{
+        .stride = dims(a["stride"]), .dilation = dims(a["dilation"]), .groups = a["groups"].get<std::int64_t>()};
+    if (a["padding"].is_string()) {
+      options.padding = ConvPadding(a["padding"].get<std::string>());
+    } else {
+      options.padding = dims(a["padding"]);
+    }
+    return {f(x.at(0), x.at(1), x.size() > 2 ? x[2] : Tensor{}, options)};
+  };
+}
+
+inline Call transposed_convolution(Tensor (*f)(const Tensor&, const Tensor&, const Tensor&,
+                                               const ConvTransposeOptions&)) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors {
+    const Json& a = c.attributes;
+    return {f(x.at(0), x.at(1), x.size() > 2 ? x[2] : Tensor{},
+              ConvTransposeOptions{.stride = dims(a["stride"]),
+                                   .padding = dims(a["padding"]),
+                                   .output_padding = dims(a["output_padding"]),
+                                   .dilation = dims(a["dilation"]),
+                                   .groups = a["groups"].get<std::int64_t>()})};
+  };
+}
+
 inline Tensors call_layer_norm(const Case& c, const Tensors& x, Device) {
   return {layer_norm(x.at(0), dims(c.attributes["normalized_shape"]), x.size() > 1 ? x[1] : Tensor{},
                      x.size() > 2 ? x[2] : Tensor{}, number(c.attributes["eps"]))};
@@ -267,6 +294,13 @@ inline const std::map<std::string, Call>& calls() {
       {"linear",
        [](const Case&, const Tensors& x,
           Device) -> Tensors { return {linear(x.at(0), x.at(1), x.size() > 2 ? x[2] : Tensor{})}; }},
+
+      {"conv1d", convolution(conv1d)},
+      {"conv2d", convolution(conv2d)},
+      {"conv3d", convolution(conv3d)},
+      {"conv_transpose1d", transposed_convolution(conv_transpose1d)},
+      {"conv_transpose2d", transposed_convolution(conv_transpose2d)},
+      {"conv_transpose3d", transposed_convolution(conv_transpose3d)},
 
       {"contiguous", plain(contiguous)},
       {"reshape", with([](const Tensor& x, const Json& a) { return reshape(x, dims(a["shape"])); })},

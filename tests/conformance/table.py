@@ -161,6 +161,11 @@ SPECS = [
     Spec("matmul", "dot", to.multiplied),
     Spec("linear", "nn.functional.linear", to.linear),
 
+    *(Spec(f"conv{n}d", f"nn.functional.conv{n}d", to.convolution, limit=300) for n in (1, 2, 3)),
+    *(Spec(f"conv_transpose{n}d", f"nn.functional.conv_transpose{n}d", to.transposed_convolution,
+           limit=600 if n == 3 else 300)
+      for n in (1, 2, 3)),
+
     Moved("contiguous", "contiguous", to.unary),
     Moved("reshape", "reshape", to.shaped),
     Moved("view", "view", to.shaped),

@@ -115,6 +115,18 @@ TEST_F(SmallCase, Elementwise) {
   compare_with_gradients("gelu", 1e-5, {x}, [](const Tensors& in) { return gelu(in[0]); });
 }
 
+TEST_F(SmallCase, Convolution) {
+  for (const DType dtype : {float64, float32, bfloat16}) {
+    compare_with_gradients(
+        "conv2d", 2 * tolerance_of(dtype),
+        {randn({2, 8, 7, 9}, dtype), randn({16, 8, 3, 3}, dtype), randn({16}, dtype)},
+        [](const Tensors& in) { return conv2d(in[0], in[1], in[2], {.padding = 1, .activation = Activation::relu}); });
+    compare_with_gradients("conv_transpose1d", 2 * tolerance_of(dtype),
+                           {randn({2, 6, 11}, dtype), randn({6, 4, 3}, dtype), randn({4}, dtype)},
+                           [](const Tensors& in) { return conv_transpose1d(in[0], in[1], in[2], {.stride = 2}); });
+  }
+}
+
 TEST_F(SmallCase, Copy) {
   const Tensor x = randn({37, 41});
   compare("to float16", 0, [&](Device device) { return Tensors{x.to(device).to(float16)}; });
