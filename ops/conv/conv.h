@@ -6,18 +6,11 @@
 #include <initializer_list>
 #include <string_view>
 
+#include <mica/core/per_axis.h>
 #include <mica/core/tensor.h>
 #include <mica/ops/matmul/matmul.h>
 
 namespace mica {
-
-/// A number for each spatial axis, or one for all of them: `2`, or `{1, 2}`.
-struct PerAxis : Dims {
-  template <std::integral I>
-  PerAxis(I all) : Dims{static_cast<std::int64_t>(all)} {}
-  PerAxis(std::initializer_list<std::int64_t> values) : Dims(values) {}
-  PerAxis(const Dims& values) : Dims(values) {}
-};
 
 /// The elements that are added at both ends of each spatial axis: numbers, "valid" (0), or "same", for an output of the
 /// input's size. With "same", an odd number of elements is divided so that the end gets one more.

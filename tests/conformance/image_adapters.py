@@ -1,5 +1,7 @@
 """Translates PyTorch's samples of ops on images: pooling, norms of channels, resampling. See adapters.py."""
 
+import torch
+
 from adapters import Call, arguments, need
 
 
@@ -41,6 +43,7 @@ def adaptive(axes):
     def adapt(x, args, kwargs):
         values = arguments(args, kwargs, "output_size", "return_indices")
         size = numbers(values["output_size"]) if values["output_size"] is not None else [None]
+        need(-1 not in size, "-1 keeps a size, as None does in PyTorch")
         return Call([x], {"axes": axes, "size": [-1 if n is None else n for n in size],
                           "indices": values.get("return_indices", False)},
                     refused="there is no empty result" if 0 in size else "")
@@ -53,6 +56,8 @@ def max_unpool(axes):
         values = arguments(args, kwargs, "indices", "kernel_size", "stride", "padding", "output_size")
         size, stride, padding = (numbers(values.get(name) or default) for name, default in
                                  (("kernel_size", 1), ("stride", values["kernel_size"]), ("padding", 0)))
+        planes = values["indices"].flatten(-axes).flatten(0, -2) if x.numel() else values["indices"].new_zeros(0, 1)
+        need(all(plane.unique().numel() == plane.numel() for plane in planes), "mica takes the mean at equal positions")
         output = values.get("output_size")
         if output is None:
             output = [(x.shape[x.dim() - axes + i] - 1) * stride[i % len(stride)] - 2 * padding[i % len(padding)] + size[i % len(size)]
@@ -75,13 +80,15 @@ def batch_norm(x, args, kwargs):
     # PyTorch changes the running statistics; what mica makes of them is compared in tests/ops.
     return Call([x] + [t.detach().clone() if any(t is s for s in statistics) else t for t in tensors],
                 {"has": has, "training": training, "momentum": values.get("momentum", 0.1),
-                 "eps": values.get("eps", 1e-5)})
+                 "eps": values.get("eps", 1e-5)}, refused="" if x.dim() > 1 else "x has an axis of channels")
 
 
 def group_norm(x, args, kwargs):
     values = arguments(args, kwargs, "num_groups", "weight", "bias", "eps")
     tensors, has = given(values.get("weight"), values.get("bias"))
-    return Call([x] + tensors, {"has": has, "groups": values["num_groups"], "eps": values.get("eps", 1e-5)})
+    eps = values.get("eps", 1e-5)
+    return Call([x] + tensors, {"has": has, "groups": values["num_groups"], "eps": eps},
+                refused="" if eps >= 0 else "eps is at least 0")
 
 
 def instance_norm(x, args, kwargs):
@@ -120,12 +127,13 @@ def shuffled(x, args, kwargs):
 
 def sampled(x, args, kwargs):
     values = arguments(args, kwargs, "grid", "mode", "padding_mode", "align_corners")
-    return Call([x, values["grid"]], {"mode": values.get("mode", "bilinear"),
+    nearest = values.get("mode") == "nearest"  # then PyTorch has a gradient of zeros for the grid, and mica none
+    return Call([x, values["grid"].detach() if nearest else values["grid"]], {"mode": values.get("mode", "bilinear"),
                                       "padding": values.get("padding_mode", "zeros"),
                                       "align_corners": bool(values.get("align_corners"))})
 
 
-def specs(Spec):
+def specs(Spec, rounded_once, ALL):
     nn = "nn.functional."
     modes = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area")
     return [
@@ -141,7 +149,8 @@ def specs(Spec):
         *(Spec("interpolate", f"{nn}interpolate", interpolated, limit=130, few=1, one_of=5, variant=mode)
           for mode in modes),
         Spec("unfold", f"{nn}unfold", columns, one_of=7),
-        Spec("pixel_shuffle", f"{nn}pixel_shuffle", shuffled),
-        Spec("pixel_unshuffle", f"{nn}pixel_unshuffle", shuffled),
-        Spec("grid_sample", f"{nn}grid_sample", sampled, few=1, one_of=4),
+        Spec("pixel_shuffle", f"{nn}pixel_shuffle", shuffled, ALL, few=1),
+        Spec("pixel_unshuffle", f"{nn}pixel_unshuffle", shuffled, ALL, few=1),
+        Spec("grid_sample", f"{nn}grid_sample", sampled, few=1, one_of=4,
+             function=rounded_once(torch.nn.functional.grid_sample)),
     ]

@@ -148,7 +148,7 @@ SPECS = [
          function=rounded_once(torch.nn.functional.binary_cross_entropy_with_logits)),
     Spec("layer_norm", "nn.functional.layer_norm", to.layer_norm),
     Spec("rms_norm", "nn.functional.rms_norm", to.rms_norm),
-    *image_adapters.specs(Spec),
+    *image_adapters.specs(Spec, rounded_once, ALL),
     Spec("embedding", "nn.functional.embedding", to.embedding),
     Spec("dropout", "nn.functional.dropout", to.dropout),
     Spec("scaled_dot_product_attention", "nn.functional.scaled_dot_product_attention", to.attention, limit=2000,

@@ -132,13 +132,16 @@ struct Positions {
 
 struct Divisors {
   bool include_padding;
-  double divisor;
+  double fixed;  // 0: depends on the window
+
+  explicit Divisors(const AveragePool& a)
+      : include_padding(a.include_padding), fixed(a.divisor == 0 ? 0 : 1 / a.divisor) {}
 
   /// 1 / the divisor of output o.
   template <class S>
   MICA_HOST_DEVICE S factor(const PoolWindows& windows, int a, int b, int c) const {
-    if (divisor != 0) {
-      return static_cast<S>(1 / divisor);
+    if (fixed != 0) {
+      return static_cast<S>(fixed);
     }
     const auto count = [&](const PoolAxis& axis, int o) {
       const int limit = include_padding ? axis.in + axis.padding : axis.in;
@@ -282,7 +285,7 @@ void average_pool_forward(On device, const AveragePool& a) {
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
     images::for_images(
         device, "average_pool_forward", y,
-        pool_bodies::AverageForward<T>{a.windows, x, y, {a.include_padding, a.divisor}, a.x.data<T>(), a.y.data<T>()},
+        pool_bodies::AverageForward<T>{a.windows, x, y, pool_bodies::Divisors(a), a.x.data<T>(), a.y.data<T>()},
         a.windows.taps(), images::are_aligned(a.x, a.y));
   });
 }
@@ -297,7 +300,7 @@ void average_pool_backward(On device, const AveragePool& a) {
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
     images::for_images(
         device, "average_pool_backward", x,
-        pool_bodies::AverageBackward<T>{a.windows, x, y, {a.include_padding, a.divisor}, a.x.data<T>(), a.y.data<T>()},
+        pool_bodies::AverageBackward<T>{a.windows, x, y, pool_bodies::Divisors(a), a.x.data<T>(), a.y.data<T>()},
         a.windows.taps(), images::are_aligned(a.x, a.y));
   });
 }

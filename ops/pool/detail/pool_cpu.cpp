@@ -206,8 +206,7 @@ static bool by_rows(Cpu, const AveragePool& a, pool_bodies::Forward) {
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
     for_planes(w, x.outer, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t p = begin; p < end; ++p) {
-        average_of_plane(w, {a.include_padding, a.divisor}, x, a.x.data<T>() + p * x.plane(),
-                         a.y.data<T>() + p * y.plane());
+        average_of_plane(w, pool_bodies::Divisors(a), x, a.x.data<T>() + p * x.plane(), a.y.data<T>() + p * y.plane());
       }
     });
   });
@@ -222,7 +221,7 @@ static bool by_rows(Cpu, const AveragePool& a, pool_bodies::Backward) {
   const images::Grid x = images::grid_of(a.x, false, "avg_pool"), y = images::grid_of(a.y, false, "avg_pool");
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
     add_to_planes(w, x, a.x.data<T>(), [&](std::int64_t p, Accumulate<T>* sums) {
-      average_gradient_of_plane(w, {a.include_padding, a.divisor}, x, a.y.data<T>() + p * y.plane(), sums);
+      average_gradient_of_plane(w, pool_bodies::Divisors(a), x, a.y.data<T>() + p * y.plane(), sums);
     });
   });
   return true;
