@@ -51,7 +51,9 @@ def samples_of(op, spec, dtype, fixture):
     wants_grad = dtype.is_floating_point and op.supports_autograd and not spec.in_place
     seed(spec.call, label)
     samples = op.sample_inputs("cpu", dtype, requires_grad=wants_grad)
-    named = [(f"{label}, sample {i}", sample) for i, sample in enumerate(samples)]
+    named = [(f"{label}, sample {i}", sample) for i, sample in enumerate(samples) if i % spec.one_of == 0]
+    if spec.one_of > 1:
+        fixture.skip(f"{label}, other samples", f"one of {spec.one_of} is enough")
     # There is always a sample of several elements, even if the smallest is large.
     ordered = sorted(named, key=lambda n: elements(n[1]))
     compared = [n for n in ordered if elements(n[1]) > 1 and is_compared(spec, n[1], dtype)]
@@ -66,7 +68,7 @@ def samples_of(op, spec, dtype, fixture):
             else:
                 fixture.skip(name, f"more than {spec.limit} elements")
         if op.reference_inputs_func is not None:
-            references = list(op.reference_inputs("cpu", dtype, requires_grad=False))[len(named):]
+            references = list(op.reference_inputs("cpu", dtype, requires_grad=False))[spec.one_of * len(named):]
             kept = [(f"{label}, reference {i}", s) for i, s in enumerate(references)
                     if elements(s) <= SMALL and all(t.is_contiguous() for t in tensors_of(s))]
             if len(kept) < len(references):

@@ -8,6 +8,7 @@ import torch
 from torch.testing._internal.opinfo.core import SampleInput
 
 import adapters as to
+import image_adapters
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
@@ -28,6 +29,7 @@ class Spec:
     in_place: str = ""  # the name of PyTorch's method, if the call writes into its first tensor
     limit: int = 250  # the most elements of a sample's inputs
     most: int = None  # the most samples of the main dtype
+    one_of: int = 1  # only each one_of-th sample, for ops with hundreds: one for each combination of options
     few: int = 2  # the number of samples for each dtype except the main one
     function: Callable = None  # called with the samples instead of the OpInfo's own function
     more: Callable = None  # returns additional samples for a dtype
@@ -216,6 +218,7 @@ SPECS = [
          function=rounded_once(torch.nn.functional.binary_cross_entropy_with_logits)),
     Spec("layer_norm", "nn.functional.layer_norm", to.layer_norm),
     Spec("rms_norm", "nn.functional.rms_norm", to.rms_norm),
+    *image_adapters.specs(Spec, rounded_once, ALL),
     Spec("embedding", "nn.functional.embedding", to.embedding),
     Spec("dropout", "nn.functional.dropout", to.dropout),
     Spec("scaled_dot_product_attention", "nn.functional.scaled_dot_product_attention", to.attention, limit=2000,

@@ -37,8 +37,9 @@ using rows::with_pack;
 
 constexpr int kThreads = 256;
 constexpr int kBlockWarps = kThreads / kWarp;
-constexpr int kSumBlocks = 528;   // for which the batch is divided: 4 for each multiprocessor of an H100
-constexpr int kWrittenTiles = 2;  // of a block of a kernel that writes
+constexpr int kSumBlocks = 528;     // for which the batch is divided: 4 for each multiprocessor of an H100
+constexpr int kWriteBlocks = 1056;  // at least, of a kernel that writes images, if they have as many tiles
+constexpr int kWrittenTiles = 8;    // of a block, at most, so that the channels' coefficients are read seldom
 
 /// Where a thread's units are.
 template <int V, bool kRowOfChannels>
@@ -539,7 +540,8 @@ std::pair<Units<V, kRowOfChannels>, dim3> plan(const ChannelLayout& layout, bool
   }
   const std::int64_t in_tile = std::int64_t{kThreads} / units.lanes_x * U;
   const std::int64_t all = (units.count + in_tile - 1) / in_tile;
-  const std::int64_t wanted = sums ? kSumBlocks / tiles : (all + kWrittenTiles - 1) / kWrittenTiles;
+  const std::int64_t wanted =
+      sums ? kSumBlocks / tiles : std::max(kWriteBlocks / tiles, (all + kWrittenTiles - 1) / kWrittenTiles);
   units.parts = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, std::min<std::int64_t>(all, 65'535)));
   return {units, dim3(grid_of(tiles), units.parts)};
 }
