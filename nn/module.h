@@ -149,7 +149,7 @@ class Module {
   template <std::derived_from<Module> M>
   M child(const std::string& name, M&& module) {
     add_child(name, module, typeid(M));
-    return std::move(module);
+    return std::forward<M>(module);
   }
 
  private:
@@ -234,6 +234,7 @@ std::vector<Tensor*> tensors_of(R& result) {
     return {&result};
   } else if constexpr (requires { result.begin(); }) {
     std::vector<Tensor*> tensors;
+    tensors.reserve(result.size());
     for (Tensor& tensor : result) {
       tensors.push_back(&tensor);
     }
