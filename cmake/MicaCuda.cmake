@@ -46,15 +46,16 @@ elseif(NOT MICA_CUDA STREQUAL "OFF")
   if(CMAKE_CUDA_COMPILER)
     find_package(CUDAToolkit 12.0 QUIET)
   endif()
-  if(CMAKE_CUDA_COMPILER AND CUDAToolkit_FOUND AND TARGET CUDA::cublasLt)
+  if(CMAKE_CUDA_COMPILER AND CUDAToolkit_FOUND AND TARGET CUDA::cublasLt AND TARGET CUDA::cusolver AND
+     TARGET CUDA::cufft)
     enable_language(CUDA)
     set(MICA_WITH_CUDA 1)
     string(APPEND mica_cuda_reason ", for compute capability ${CMAKE_CUDA_ARCHITECTURES}")
   elseif(MICA_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "MICA_CUDA is ON, but nvcc and a toolkit of at least 12.0 with cuBLAS were not all found; "
-                        "nvcc: ${CMAKE_CUDA_COMPILER}, toolkit: ${CUDAToolkit_VERSION}. Set CUDACXX to point to nvcc")
+    message(FATAL_ERROR "MICA_CUDA is ON, but nvcc and a toolkit of at least 12.0 with cuBLAS, cuSOLVER and cuFFT were "
+                        "not all found; nvcc: ${CMAKE_CUDA_COMPILER}, toolkit: ${CUDAToolkit_VERSION}. Set CUDACXX to point to nvcc")
   else()
-    string(APPEND mica_cuda_reason ", and nvcc 12.0 or newer with cuBLAS was not found")
+    string(APPEND mica_cuda_reason ", and nvcc 12.0 or newer with cuBLAS, cuSOLVER and cuFFT was not found")
   endif()
 endif()
 # The name that find_package(mica) provides, for projects that add this folder.

@@ -34,6 +34,15 @@ if(MICA_WITH_NCCL)
                               INCLUDE_DIRECTORIES ${MICA_NCCL_INCLUDE} SKIP_PRECOMPILE_HEADERS ON)
 endif()
 
+# Each is used by one file.
+target_link_libraries(mica PRIVATE ${mica_reader_libraries})
+foreach(reader PNG JPEG ZLIB)
+  string(TOLOWER ${reader} file)
+  set_property(SOURCE io/detail/${file}.cpp APPEND PROPERTY COMPILE_DEFINITIONS
+               MICA_WITH_${reader}=${MICA_WITH_${reader}})
+  set_source_files_properties(io/detail/${file}.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
+endforeach()
+
 set(mica_cxx $<COMPILE_LANGUAGE:CXX>)
 target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
 # g++ 12 warns about uninitialized variables in its own AVX-512 intrinsics.
@@ -138,10 +147,12 @@ if(MICA_FUZZ)
 endif()
 
 if(MICA_WITH_CUDA)
-  target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt)
-  # Used by one file only.
-  set_property(SOURCE ops/attention/fused_attention.cpp APPEND PROPERTY COMPILE_DEFINITIONS
-               MICA_WITH_CUDNN=${MICA_WITH_CUDNN})
+  target_link_libraries(mica PUBLIC CUDA::cudart PRIVATE CUDA::cublas CUDA::cublasLt CUDA::cusolver CUDA::cufft)
+  # Programs that use no linear algebra and no Fourier transforms do not load these libraries, which are large.
+  target_link_options(mica INTERFACE LINKER:--as-needed)
+  # Used by these files only.
+  set_property(SOURCE ops/attention/fused_attention.cpp ops/conv/detail/conv_cuda.cpp APPEND PROPERTY
+               COMPILE_DEFINITIONS MICA_WITH_CUDNN=${MICA_WITH_CUDNN})
   if(MICA_WITH_CUDNN)
     target_include_directories(mica SYSTEM PRIVATE ${MICA_CUDNN_INCLUDE})
     target_link_libraries(mica PRIVATE ${MICA_CUDNN_LIBRARY})

@@ -21,7 +21,7 @@ class Blocks {
  public:
   Blocks(const Shape& shape, const std::array<Operand, N>& operands, const std::array<DType, N>& dtypes,
          BlockFunction function, const void* f)
-      : loop_(shape, tensors_of(operands)), function_(function), f_(f) {
+      : loop_(shape, tensors_of(operands), order_of(operands)), function_(function), f_(f) {
     for (int t = 0; t < N; ++t) {
       const Tensor* const tensor = operands[t].tensor;
       Elements& x = elements_[t];
@@ -85,6 +85,13 @@ class Blocks {
       tensors[t] = operands[t].tensor;
     }
     return tensors;
+  }
+  static Dims order_of(const std::array<Operand, N>& operands) {
+    std::array<const Tensor*, kOuts> outs{};
+    for (int t = 0; t < kOuts; ++t) {
+      outs[t] = operands[t].tensor;
+    }
+    return memory_order(*first_output(outs));
   }
 
   std::byte* element(int t, const Position& at) const {

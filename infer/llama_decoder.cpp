@@ -80,9 +80,10 @@ LlamaDecoder::LlamaDecoder(const nn::Llama& llama, const DecoderOptions& options
   for (const nn::LlamaBlock& block : model.layers) {
     step_.layers.push_back(layer_of(block));
   }
-  const bool all_rotate = std::all_of(model.layers.begin(), model.layers.end(),
-                                      [](const nn::LlamaBlock& block) { return block.self_attn.rotates; });
-  if (batch() == 1 && all_rotate) {
+  const bool all_alike = std::all_of(model.layers.begin(), model.layers.end(), [&](const nn::LlamaBlock& block) {
+    return block.self_attn.rotates && block.self_attn.window == attention.window;
+  });
+  if (batch() == 1 && all_alike && !model.embed_tokens.is_quantized()) {
     reserve(1);
     use_cache();
     if (has_decoder_step(step_)) {
@@ -97,8 +98,7 @@ Tensor LlamaDecoder::read(const Tensor& tokens) {
   if (count == 1 && steps_ == Steps::in_one_kernel) {
     return in_one_kernel(tokens);
   }
-  const bool fits = window() == 0 || length() + count <= window();
-  if (count == 1 ? steps_ == Steps::by_layers : prompts_by_layers_ && fits) {
+  if (count == 1 ? steps_ == Steps::by_layers : prompts_by_layers_ && cache_.keeps_all(count)) {
     return by_layers(tokens);
   }
   return llama_.next_token_logits(tokens, &cache_);

@@ -8,6 +8,7 @@
 #include <mica/core/check.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/dispatch.h>
 #include <mica/core/progress.h>
 #include <mica/io/detail/gguf_blocks.h>
 #include <mica/io/detail/gguf_header.h>
@@ -72,7 +73,12 @@ class GgufWriter {
     };
     check(is_floating_type(options.matrices) && is_floating_type(options.vectors) &&
               !(options.vectors && is_quantized(*options.vectors)),
-          "save_gguf: expected floating types, and not q8_0 or q4_0 for vectors");
+          "save_gguf: expected floating types, and none that is quantized for vectors");
+    check_written(options.matrices);
+    for (const auto& [name, type] : options.types) {
+      check(is_floating_type(type), "save_gguf: expected a floating type for {}", name);
+      check_written(type);
+    }
   }
 
   void write(const StateDict& tensors, GgufMetadata metadata) {
@@ -108,6 +114,28 @@ class GgufWriter {
   }
 
  private:
+  static void check_written(std::optional<GgufType> type) {
+    check(!type || !is_quantized(*type) || *type == GgufType::q8_0 || *type == GgufType::q4_0 ||
+              *type == GgufType::q6_k || *type == GgufType::q4_k,
+          "save_gguf: of the quantized types, only q8_0, q4_0, q6_k and q4_k are written");
+  }
+
+  // The type of a floating tensor, unless it keeps its dtype.
+  std::optional<GgufType> wanted_type(const std::string& name, const Tensor& tensor) const {
+    const bool is_matrix = tensor.shape().size() >= 2;
+    const auto own = options_.types.find(name);
+    std::optional<GgufType> wanted = !is_matrix                    ? options_.vectors
+                                     : own != options_.types.end() ? own->second
+                                                                   : options_.matrices;
+    const auto fits = [&](GgufType type) {
+      return static_cast<std::uint64_t>(tensor.size(-1)) % detail::gguf_block(type).elements == 0;
+    };
+    if (wanted && !fits(*wanted)) {
+      wanted = fits(GgufType::q8_0) ? std::optional(GgufType::q8_0) : std::nullopt;
+    }
+    return wanted;
+  }
+
   static bool is_utf8(const std::string& text) { return detail::valid_utf8_length(text) == text.size(); }
 
   void require(bool ok, const std::string& name, const char* what) const {
@@ -122,10 +150,8 @@ class GgufWriter {
     std::optional<GgufType> type = type_of(tensor.dtype());
     require(type.has_value(), name, "has a dtype that GGUF lacks");
     if (is_floating(tensor.dtype())) {
-      const bool is_matrix = tensor.shape().size() >= 2;
-      const std::optional<GgufType> wanted = is_matrix ? options_.matrices : options_.vectors;
-      const bool fits = wanted && (!is_quantized(*wanted) || tensor.size(-1) % detail::kBlockElements == 0);
-      type = fits ? wanted : type;
+      const std::optional<GgufType> wanted = wanted_type(name, tensor);
+      type = wanted ? wanted : type;
     }
     return {.name = name,
             .type = *type,
@@ -145,9 +171,8 @@ class GgufWriter {
     for (std::int64_t at = 0; at < host.numel(); at += kChunkElements) {
       const std::span x(host.data<float>() + at, static_cast<std::size_t>(std::min(kChunkElements, host.numel() - at)));
       blocks.resize(detail::gguf_bytes(entry.type, x.size()));
-      const bool ok =
-          entry.type == GgufType::q8_0 ? detail::quantize_q8(x, blocks.data()) : detail::quantize_q4(x, blocks.data());
-      require(ok, entry.name, "has elements that are not finite, or too large to be quantized");
+      require(detail::gguf_quantize(entry.type, x, blocks.data()), entry.name,
+              "has elements that are not finite, or too large to be quantized");
       file.write(blocks.data(), blocks.size());
     }
   }
@@ -169,11 +194,7 @@ Tensor read_tensor(const InputFile& file, const GgufTensor& entry) {
     blocks.resize(detail::gguf_bytes(entry.type, x.size()));
     file.read(blocks.data(), blocks.size(),
               entry.begin + detail::gguf_bytes(entry.type, static_cast<std::uint64_t>(at)));
-    if (entry.type == GgufType::q8_0) {
-      detail::dequantize_q8(blocks.data(), x);
-    } else {
-      detail::dequantize_q4(blocks.data(), x);
-    }
+    detail::gguf_dequantize(entry.type, blocks.data(), x);
   }
   return tensor;
 }
@@ -185,16 +206,49 @@ void save_gguf(const std::filesystem::path& path, const StateDict& tensors, cons
   GgufWriter(path, options).write(tensors, metadata);
 }
 
-StateDict detail::read_gguf_tensors(const InputFile& file, const GgufHeader& header, const GgufLoadOptions& options) {
+Tensor detail::dequantized(const GgufMatrix& matrix, DType dtype) {
+  const std::int64_t rows = matrix.bytes.size(0), of_row = matrix.bytes.size(1);
+  const Tensor bytes = contiguous_data(matrix.bytes), result = empty({rows, matrix.columns}, dtype);
+  std::vector<float> row(static_cast<std::size_t>(matrix.columns));
+  on_dtype(FloatTypes{}, dtype, "load_gguf", [&]<class T>() {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      gguf_dequantize(matrix.type, static_cast<const std::byte*>(bytes.raw_data()) + i * of_row, row);
+      std::transform(row.begin(), row.end(), result.data<T>() + i * matrix.columns,
+                     [](float value) { return static_cast<T>(value); });
+    }
+  });
+  return result;
+}
+
+QuantizedWeight detail::packed(const GgufMatrix& matrix) {
+  const Tensor bytes = contiguous_data(matrix.bytes);
+  return gguf_packed(matrix.type, static_cast<const std::byte*>(bytes.raw_data()), bytes.size(0), matrix.columns);
+}
+
+StateDict detail::read_gguf_tensors(const GgufFiles& files, const GgufLoadOptions& options,
+                                    std::map<std::string, GgufMatrix>* matrices) {
   check(is_floating(options.dequantized), "load_gguf: expected a floating dtype for quantized tensors, got {}",
         options.dequantized);
-  const auto map = options.mapped ? std::make_shared<MappedFile>(file, true) : nullptr;
-  ProgressTask progress("reading " + file.path().filename().string(), data_bytes(header.tensors));
+  std::vector<std::shared_ptr<MappedFile>> maps;
+  for (const auto& file : files.files) {
+    maps.push_back(options.mapped || matrices != nullptr ? std::make_shared<MappedFile>(*file, true) : nullptr);
+  }
+  const std::vector<GgufTensor>& entries = files.header.tensors;
+  ProgressTask progress("reading " + files.files[0]->path().filename().string(), data_bytes(entries));
   StateDict tensors;
-  for (const GgufTensor& entry : header.tensors) {
-    const bool is_mapped = map != nullptr && !is_quantized(entry.type);
-    Tensor tensor =
-        is_mapped ? mapped_tensor(map, entry.begin, entry.shape, dtype_of(entry.type)) : read_tensor(file, entry);
+  for (const GgufTensor& entry : entries) {
+    if (matrices != nullptr && is_quantized(entry.type) && entry.shape.size() == 2 && entry.bytes > 0) {
+      const std::int64_t rows = entry.shape[0];
+      const Shape shape{rows, static_cast<std::int64_t>(entry.bytes) / rows};
+      matrices->emplace(entry.name, GgufMatrix{.type = entry.type,
+                                               .columns = entry.shape[1],
+                                               .bytes = mapped_tensor(maps[entry.file], entry.begin, shape, uint8)});
+      progress.advance(static_cast<std::int64_t>(entry.bytes));
+      continue;
+    }
+    const bool is_mapped = options.mapped && !is_quantized(entry.type);
+    Tensor tensor = is_mapped ? mapped_tensor(maps[entry.file], entry.begin, entry.shape, dtype_of(entry.type))
+                              : read_tensor(*files.files[entry.file], entry);
     progress.advance(static_cast<std::int64_t>(entry.bytes));
     const DType dtype = is_quantized(entry.type) ? options.dequantized : tensor.dtype();
     if (dtype != tensor.dtype() || !options.device.is_cpu()) {
@@ -206,8 +260,7 @@ StateDict detail::read_gguf_tensors(const InputFile& file, const GgufHeader& hea
 }
 
 StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& options) {
-  const InputFile file(path);
-  return detail::read_gguf_tensors(file, detail::read_gguf_header(file), options);
+  return detail::read_gguf_tensors(detail::GgufFiles(path), options);
 }
 
 GgufMetadata load_gguf_metadata(const std::filesystem::path& path) {
@@ -216,9 +269,8 @@ GgufMetadata load_gguf_metadata(const std::filesystem::path& path) {
 }
 
 std::map<std::string, GgufType> load_gguf_types(const std::filesystem::path& path) {
-  const InputFile file(path);
   std::map<std::string, GgufType> types;
-  for (const GgufTensor& entry : detail::read_gguf_header(file).tensors) {
+  for (const GgufTensor& entry : detail::GgufFiles(path).header.tensors) {
     types.emplace(entry.name, entry.type);
   }
   return types;

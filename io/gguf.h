@@ -14,9 +14,30 @@
 
 namespace mica::io {
 
-/// How a tensor's elements are stored; the numbers are ggml's. q8_0 and q4_0 have a float16 scale for each 32 elements
-/// of a row: 8.5 and 4.5 bits an element.
-enum class GgufType : std::uint32_t { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 8, i32 = 26, i64 = 27, f64 = 28, bf16 = 30 };
+/// How a tensor's elements are stored; the numbers are ggml's. The types q…, iq… and mxfp4 are quantized: see
+/// io/detail/gguf_blocks.h. Their rows are stored in blocks of 256 elements (q2_k to q8_k, iq4_xs) or 32.
+enum class GgufType : std::uint32_t {
+  f32 = 0,
+  f16 = 1,
+  q4_0 = 2,
+  q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
+  q8_0 = 8,
+  q2_k = 10,
+  q3_k = 11,
+  q4_k = 12,
+  q5_k = 13,
+  q6_k = 14,
+  q8_k = 15,
+  iq4_nl = 20,
+  iq4_xs = 23,
+  i32 = 26,
+  i64 = 27,
+  f64 = 28,
+  bf16 = 30,
+  mxfp4 = 39,
+};
 
 /// A value of the metadata: a number, bool or text, or a list of one of these.
 using GgufValue =
@@ -28,17 +49,21 @@ using GgufValue =
 using GgufMetadata = std::map<std::string, GgufValue>;
 
 struct GgufSaveOptions {
-  /// The type in which floating tensors with two or more axes are stored; by default, they keep their dtypes. For q8_0
-  /// and q4_0, tensors whose rows are not a multiple of 32 elements keep their dtype.
+  /// The type in which floating tensors with two or more axes are stored; by default, they keep their dtypes. Of the
+  /// quantized types, q8_0, q4_0, q6_k and q4_k are written. Tensors whose rows are not a multiple of 32 elements keep
+  /// their dtype, and q6_k and q4_k become q8_0 if rows are not a multiple of 256 elements.
   std::optional<GgufType> matrices{};
-  /// Like `matrices`, for floating tensors with at most one axis; not q8_0 or q4_0. llama.cpp expects f32 for norms and
-  /// biases.
+  /// Like `matrices`, for floating tensors with at most one axis; not a quantized type. llama.cpp expects f32 for norms
+  /// and biases.
   std::optional<GgufType> vectors{};
+  /// Instead of `matrices`, by the tensor's name in the file: {{"token_embd.weight", GgufType::q6_k}}.
+  std::map<std::string, GgufType> types{};
 };
 
 /// Writes tensors as a GGUF file of version 3: float32, float16, bfloat16, float64, int32 and int64, on any device and
 /// with any strides. As ggml requires, each has at least one element, at most four axes and a name of at most 63 bytes.
-/// Quantized blocks have the same bits as ggml's own. "general.quantization_version" is added if there are any.
+/// Blocks of q8_0 and q4_0 have the same bits as ggml's own; those of q6_k and q4_k mean what ggml reads, with scales
+/// found by another search. "general.quantization_version" is added if there are any.
 ///
 /// An existing file is replaced only after the new one is completely on disk. Throws an Error that names the file,
 /// including for elements to be quantized that are not finite or too large for the scale of their block.
@@ -47,18 +72,21 @@ void save_gguf(const std::filesystem::path& path, const StateDict& tensors, cons
 
 struct GgufLoadOptions {
   Device device = Device::cpu();
-  DType dequantized = float32;  ///< the dtype to which q8_0 and q4_0 tensors are converted
+  DType dequantized = float32;  ///< the dtype to which quantized tensors are converted
   /// On the CPU, the other tensors refer to the mapped file, which is read when they are first used: see load_mapped()
   /// in safetensors.h for what this means for the file.
   bool mapped = false;
 };
 
-/// Reads all tensors of a GGUF file of version 2 or 3, under the file's names and with its dtypes. Throws an Error that
-/// names the file and the problem, such as a type that GgufType lacks. The whole header is validated against the file
-/// before memory is allocated for tensors.
+/// Reads all tensors of a GGUF file of version 2 or 3, under the file's names and with its dtypes. Quantized tensors
+/// have the values, to the bit, that llama.cpp's package `gguf` computes. Throws an Error that names the file and the
+/// problem, such as a type that GgufType lacks. The whole header is validated against the file before memory is
+/// allocated for tensors.
+///
+/// A model may be split into files "name-00001-of-00003.gguf" and so on: pass the first one.
 StateDict load_gguf(const std::filesystem::path& path, const GgufLoadOptions& options = {});
 
-/// Reads the metadata only. Validates as load_gguf does.
+/// Reads the metadata only. Validates as load_gguf does, but not the other files of a split model.
 GgufMetadata load_gguf_metadata(const std::filesystem::path& path);
 
 /// The type of each tensor in a file, by name. Reads and validates the header only.

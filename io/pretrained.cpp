@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 
@@ -17,7 +19,9 @@
 #include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/pretrained.h>
+#include <mica/nn/embedding.h>
 #include <mica/nn/init.h>
+#include <mica/nn/lora.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::io {
@@ -90,10 +94,28 @@ StateDict own_state(const detail::FileTensors& layout, bool tied_head, const Sta
 
 // Models.
 
+// Quantized matrices of a GGUF file, by their names in the model.
+using Matrices = std::map<std::string, detail::GgufMatrix>;
+
+Matrices own_matrices(const detail::FileTensors& layout, const Matrices& files, const LoadOptions& options,
+                      const std::string& what) {
+  Matrices result;
+  for (const auto& [file_name, matrix] : files) {
+    const std::string name = layout.own_name(renamed(file_name, options.renamings), false);
+    check(result.emplace(name, matrix).second, "{}: two tensors of the files have the name \"{}\" in the model", what,
+          name);
+  }
+  return result;
+}
+
 // Limits the memory that a damaged configuration can make us allocate. With strict = false, parameters may be missing,
 // so the model may have up to 16 times the elements of the files.
-void check_size(const PretrainedConfig& config, const StateDict& state, bool strict, const std::string& what) {
+void check_size(const PretrainedConfig& config, const StateDict& state, const Matrices& matrices, bool strict,
+                const std::string& what) {
   std::int64_t elements = 0;
+  for (const auto& [name, matrix] : matrices) {
+    elements += matrix.bytes.size(0) * matrix.columns;
+  }
   for (const auto& [name, tensor] : state) {
     elements += tensor.numel();
   }
@@ -105,18 +127,83 @@ void check_size(const PretrainedConfig& config, const StateDict& state, bool str
         detail::kPretrainedConfig, expected, elements);
 }
 
+// Replaces weights by quantized ones of the same shape, and adds these to `state`.
+class Packing {
+ public:
+  Packing(const Matrices& matrices, DType dtype, StateDict& state)
+      : matrices_(matrices), dtype_(dtype), state_(state) {}
+
+  template <class Layer>
+  void replace(Layer& layer, const std::string& name, const std::string& matrix_name) {
+    const auto found = matrices_.find(matrix_name);
+    const Tensor& weight = layer.weight;
+    if (found == matrices_.end() || weight.dim() != 2 || weight.size(0) != found->second.bytes.size(0) ||
+        weight.size(1) != found->second.columns) {
+      return;
+    }
+    const auto [packed, is_new] = packed_.try_emplace(matrix_name);
+    if (is_new) {
+      packed->second = detail::packed(found->second);
+    }
+    layer.set_quantized(packed->second, dtype_);
+    for (const auto& [part_name, part] : quantized_parts()) {
+      if ((layer.quantized.*part).defined()) {
+        state_.emplace(name + "." + part_name, (layer.quantized.*part).detach());
+      }
+    }
+  }
+
+  // Those that replaced nothing, as floats.
+  void dequantize_others() const {
+    for (const auto& [name, matrix] : matrices_) {
+      if (!packed_.contains(name)) {
+        state_.emplace(name, detail::dequantized(matrix, dtype_));
+      }
+    }
+  }
+
+ private:
+  const Matrices& matrices_;
+  DType dtype_;
+  StateDict& state_;
+  std::map<std::string, QuantizedWeight> packed_;
+};
+
+// Linear layers, and the embedding to which the head may be tied.
+void keep_packed(nn::Module& model, const std::string& embedding, bool tied_head, Packing packing, StateDict& state) {
+  for (const nn::AdaptedLayer& layer : nn::linear_layers(model)) {
+    const std::string name = layer.name + ".weight";
+    packing.replace(*layer.layer, layer.name, tied_head && name == detail::kHeadWeight ? embedding : name);
+  }
+  for (const nn::NamedModule& module : model.named_modules()) {
+    if (module.type != nullptr && *module.type == typeid(nn::Embedding) && module.name + ".weight" == embedding) {
+      auto& table = static_cast<nn::Embedding&>(*module.module);
+      packing.replace(table, module.name, embedding);
+      if (table.is_quantized()) {
+        state.emplace(embedding, table.weight.detach());
+      }
+    }
+  }
+  packing.dequantize_others();
+}
+
 template <class Config>
-PretrainedModel build(Config config, const StateDict& files, const LoadOptions& options, const std::string& what) {
+PretrainedModel build(Config config, const StateDict& files, const Matrices& quantized, const LoadOptions& options,
+                      const std::string& what) {
   const auto& family = detail::family_of(config);
   const bool tied_head = family.ties_head(config);
   if (options.differences != nullptr) {
     *options.differences = {};
   }
-  const StateDict state = own_state(family.tensors, tied_head, files, options, what);
+  StateDict state = own_state(family.tensors, tied_head, files, options, what);
+  const Matrices matrices = own_matrices(family.tensors, quantized, options, what);
+  for (const auto& [name, matrix] : matrices) {
+    check(!state.contains(name), "{}: two tensors of the files have the name \"{}\" in the model", what, name);
+  }
   if (family.adapt != nullptr) {
     family.adapt(config, state);
   }
-  check_size(config, state, options.strict, what);
+  check_size(config, state, matrices, options.strict, what);
   // With strict, every parameter is loaded, so initializing them would be wasted work.
   std::optional<nn::init::Skip> skip;
   if (options.strict) {
@@ -124,6 +211,12 @@ PretrainedModel build(Config config, const StateDict& files, const LoadOptions& 
   }
   typename detail::ModelOf<Config, PretrainedModel>::type model(config);
   skip.reset();
+  const Packing packing(matrices, options.dtype.value_or(float32), state);
+  if (options.packed) {
+    keep_packed(model, std::string(family.tensors.embedding), tied_head, packing, state);
+  } else {
+    packing.dequantize_others();
+  }
   if (options.differences != nullptr) {
     const StateDict own = model.state_dict();
     for (const auto& [name, tensor] : own) {
@@ -217,7 +310,17 @@ PretrainedConfig load_pretrained_config(const std::filesystem::path& folder) {
 
 StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
   if (detail::is_gguf(folder)) {
-    return detail::load_gguf_model(folder, float32, "load_pretrained: " + folder.string()).tensors;
+    detail::GgufModel model = detail::load_gguf_model(folder, float32, "load_pretrained: " + folder.string());
+    std::visit(
+        [&](const auto& c) {
+          for (const auto& [name, matrix] : model.matrices) {
+            const Tensor tensor = detail::dequantized(matrix, float32);
+            const bool transposed = detail::family_of(c).tensors.is_transposed(name, tensor);
+            model.tensors.emplace(name, transposed ? transpose(tensor, 0, 1) : tensor);
+          }
+        },
+        model.config);
+    return model.tensors;
   }
   check_folder(folder, "load_pretrained");
   return detail::load_weights(folder);
@@ -231,12 +334,13 @@ PretrainedModel load_pretrained(const std::filesystem::path& folder, const LoadO
     const detail::GgufModel model = detail::load_gguf_model(folder, options.dtype.value_or(float32), what);
     LoadOptions of_model = options;
     of_model.dtype = options.dtype.value_or(model.dtype);
-    return std::visit([&](const auto& c) { return build(c, model.tensors, of_model, what); }, model.config);
+    return std::visit([&](const auto& c) { return build(c, model.tensors, model.matrices, of_model, what); },
+                      model.config);
   }
   const PretrainedConfig config = load_pretrained_config(folder);
   const StateDict files = load_pretrained_tensors(folder);
   const std::string what = "load_pretrained: " + folder.string();
-  return std::visit([&](const auto& c) { return build(c, files, options, what); }, config);
+  return std::visit([&](const auto& c) { return build(c, files, {}, options, what); }, config);
 }
 
 void save_pretrained(ConstModelReference model, const std::filesystem::path& folder, const SaveOptions& options) {

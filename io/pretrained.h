@@ -33,11 +33,16 @@ struct LoadOptions {
   std::vector<Renaming> renamings{};  ///< applied in order to each name in the files, before it is matched
   /// Filled with sorted names if not null. Parameters that no file has are initialized as in a new model.
   LoadDifferences* differences = nullptr;
+  /// Of a GGUF file: linear layers and the token embedding whose weights are quantized in the file stay so, with the
+  /// same values (Linear::set_quantized). Such a model generates text and can be trained with adapters, but cannot be
+  /// saved, and its weights cannot be trained; `dtype` is that of the other parameters and of the activations. With
+  /// false, all weights are converted to `dtype`.
+  bool packed = true;
 };
 
 /// Reads a model from a folder with config.json and either model.safetensors or shards with
 /// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3 and smollm3 an
-/// nn::Llama; gemma2 an nn::Gemma2; bert an nn::Bert, without a pooler if the files have none. The model is in
+/// nn::Llama; gemma2 an nn::Gemma; bert an nn::Bert, without a pooler if the files have none. The model is in
 /// evaluation mode: call train() to train it.
 ///
 /// On the CPU and in the files' dtypes, parameters refer to the mapped files, which are read when they are first used;
@@ -50,8 +55,8 @@ struct LoadOptions {
 /// have the weight of either; if they have both, its bits must be the same.
 ///
 /// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gemma2
-/// an nn::Gemma2, gpt2 an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32
-/// if it is quantized).
+/// an nn::Gemma, gpt2 an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32
+/// if it is quantized). Quantized weights stay quantized unless options.packed is false.
 ///
 /// Throws an Error that names the file and the problem, or lists all tensors that are missing, unexpected or of another
 /// shape. Before memory is allocated for a model, its size according to config.json is compared with the files' size.
@@ -89,7 +94,7 @@ void save_pretrained(ConstModelReference model, const std::filesystem::path& fol
 /// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is added
 /// and replaces entries with the same keys. Unless it contains a tokenizer, llama.cpp accepts token ids only. Throws an
 /// Error for what llama.cpp does not support: dynamic or longrope scaling of rotary embeddings, layers without rotary
-/// embeddings, a GPT without biases or with exact GELU, a Gemma2 without caps or with another query_scale than
+/// embeddings, a GPT without biases or with exact GELU, a Gemma without caps or with another query_scale than
 /// Google's, a Bert. Adapters and quantized weights are errors as well: let `options` quantize.
 void save_gguf(const std::filesystem::path& path, ConstModelReference model, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});

@@ -25,6 +25,11 @@ KeyValueCache::KeyValueCache(const Config& config)
         detail::kMostLayers, config.layers, config.batch, config.key_heads, config.head_width);
   check(is_floating(config.dtype), "KeyValueCache: expected a floating dtype, got {}", config.dtype);
   check(config.window >= 0, "KeyValueCache: expected a window of at least 1, or 0 for none, got {}", config.window);
+  check(config.windows.empty() || static_cast<std::int64_t>(config.windows.size()) == config.layers,
+        "KeyValueCache: expected windows of all {} layers or of none, got {}", config.layers, config.windows.size());
+  for (const std::int64_t window : config.windows) {
+    check(window >= 0, "KeyValueCache: expected windows of at least 1, or 0 for none, got {}", window);
+  }
   keys_.resize(static_cast<std::size_t>(config.layers));
   values_.resize(static_cast<std::size_t>(config.layers));
   if (config.device.is_cuda()) {
@@ -117,28 +122,51 @@ std::int64_t KeyValueCache::longest() const {
   return length() + count_ - least_padding_;
 }
 
+std::int64_t KeyValueCache::capacity() const {
+  std::int64_t most = 0;
+  for (std::size_t at = 0; at < keys_.size(); ++at) {
+    most = std::max(most, capacity_at(at));
+  }
+  return most;
+}
+
+bool KeyValueCache::keeps_all(std::int64_t count) const {
+  for (std::size_t at = 0; at < keys_.size(); ++at) {
+    if (needed(at, length() + count) < length() + count) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool KeyValueCache::reserve(std::int64_t positions) {
   const std::int64_t kept = length();
-  positions = needed(positions);
-  if (config_.layers == 0 || positions <= capacity()) {
+  bool suffices = true;
+  for (std::size_t at = 0; at < keys_.size(); ++at) {
+    suffices = suffices && needed(at, positions) <= capacity_at(at);
+  }
+  if (suffices) {
     return false;
   }
   check(!is_capturing(), "KeyValueCache: the memory cannot grow while a CUDA graph is captured: reserve() it before");
   constexpr std::int64_t kLeast = 64;
-  const std::int64_t size = needed(std::max({positions, 2 * capacity(), kLeast}));
-  std::vector<Tensor> grown;
-  for (const std::vector<Tensor>* list : {&keys_, &values_}) {
-    for (const Tensor& old : *list) {
-      grown.push_back(
-          empty({config_.batch, config_.key_heads, size, config_.head_width}, config_.dtype, config_.device));
-      if (kept > 0) {
-        copy_into(slice(grown.back(), 2, 0, kept), slice(old, 2, 0, kept));
+  const std::int64_t size = std::max({positions, 2 * capacity(), kLeast});
+  std::vector<Tensor> keys = keys_, values = values_;
+  for (std::vector<Tensor>* const list : {&keys, &values}) {
+    for (std::size_t at = 0; at < list->size(); ++at) {
+      if (needed(at, positions) <= capacity_at(at)) {
+        continue;
       }
+      const Tensor grown = empty({config_.batch, config_.key_heads, needed(at, size), config_.head_width},
+                                 config_.dtype, config_.device);
+      if (kept > 0) {
+        copy_into(slice(grown, 2, 0, kept), slice((*list)[at], 2, 0, kept));
+      }
+      (*list)[at] = grown;
     }
   }
-  const auto middle = grown.begin() + static_cast<std::ptrdiff_t>(keys_.size());
-  keys_.assign(grown.begin(), middle);
-  values_.assign(middle, grown.end());
+  keys_ = std::move(keys);
+  values_ = std::move(values);
   return true;
 }
 
@@ -168,65 +196,58 @@ Tensor KeyValueCache::attend(std::int64_t layer, const Tensor& q, const Tensor& 
                                        .padding = padding_}),
                      1);
   }
-  if (length() + count_ <= capacity()) {
+  if (length() + count_ <= capacity_at(at)) {
     store(keys_[at], k);
     store(values_[at], v);
     return attend_stored(layer, q);
   }
-  const Tensor keys = cat({earlier(keys_[at]), k}, 2), values = cat({earlier(values_[at]), v}, 2);
+  const std::int64_t visible = std::min(length(), window_at(at) - 1);  // earlier positions that the first new one sees
+  const Tensor keys = cat({earlier(keys_[at], visible), k}, 2), values = cat({earlier(values_[at], visible), v}, 2);
   store(keys_[at], k);
   store(values_[at], v);
-  return attend_to(q, keys, values);
+  return attend_to(at, q, keys, values);
 }
 
 Tensor KeyValueCache::attend_stored(std::int64_t layer, const Tensor& q) const {
   const std::size_t at = index_of(layer);
   const std::int64_t end = length() + count_;
-  return attend_to(q, slice(keys_[at], 2, 0, end), slice(values_[at], 2, 0, end));
+  return attend_to(at, q, slice(keys_[at], 2, 0, end), slice(values_[at], 2, 0, end));
 }
 
 // The positions [length − visible, length), in order.
-Tensor KeyValueCache::earlier(const Tensor& list) const {
-  const std::int64_t begin = (length() - visible()) % capacity();
-  const std::int64_t until_end = std::min(visible(), capacity() - begin);
-  return cat({slice(list, 2, begin, begin + until_end), slice(list, 2, 0, visible() - until_end)}, 2);
+Tensor KeyValueCache::earlier(const Tensor& list, std::int64_t visible) const {
+  const std::int64_t capacity = list.size(2), begin = (length() - visible) % capacity;
+  const std::int64_t until_end = std::min(visible, capacity - begin);
+  return cat({slice(list, 2, begin, begin + until_end), slice(list, 2, 0, visible - until_end)}, 2);
 }
 
 // Stores the last positions of `added`, as many as there is memory for.
 void KeyValueCache::store(const Tensor& list, const Tensor& added) const {
-  const std::int64_t count = std::min(count_, capacity());
+  const std::int64_t capacity = list.size(2), count = std::min(count_, capacity);
   for (std::int64_t done = 0; done < count;) {
     const std::int64_t from = count_ - count + done;
-    const std::int64_t to = (length() + from) % capacity();
-    const std::int64_t size = std::min(count - done, capacity() - to);
+    const std::int64_t to = (length() + from) % capacity;
+    const std::int64_t size = std::min(count - done, capacity - to);
     copy_into(slice(list, 2, to, to + size), slice(added, 2, from, from + size));
     done += size;
   }
 }
 
-Tensor KeyValueCache::attend_to(const Tensor& q, const Tensor& keys, const Tensor& values) const {
-  const std::int64_t before = keys.size(2) - count_;
-  const bool beyond = config_.window > 0 && keys.size(2) > config_.window;
-  if ((padding_.defined() || beyond) && !mask_.defined()) {
-    const Tensor positions = arange(static_cast<double>(length() + count_), int64, config_.device);
-    const Tensor of_keys = slice(positions, 0, length() - before, length() + count_);  // (S)
-    if (padding_.defined()) {
-      mask_ = reshape(ge(of_keys, padding_), {config_.batch, 1, 1, keys.size(2)});
-    }
-    if (beyond) {
-      const Tensor of_queries = unsqueeze(slice(positions, 0, length(), length() + count_), 1);  // (T, 1)
-      const Tensor near = gt(of_keys, of_queries - config_.window);
-      mask_ = mask_.defined() ? logical_and(mask_, near) : near;
-    }
+Tensor KeyValueCache::attend_to(std::size_t at, const Tensor& q, const Tensor& keys, const Tensor& values) const {
+  const std::int64_t end = length() + count_, before = keys.size(2) - count_;
+  if (padding_.defined() && !mask_.defined()) {
+    mask_ = reshape(ge(arange(static_cast<double>(end), int64, config_.device), padding_), {config_.batch, 1, 1, end});
   }
   // A single new position attends to all others, so it needs no causal mask.
   const bool causal = count_ > 1;
-  const Tensor y = scaled_dot_product_attention(q, keys, values,
-                                                {.causal = causal,
-                                                 .causal_offset = causal ? before : 0,
-                                                 .scale = config_.scale,
-                                                 .cap = config_.cap,
-                                                 .mask = mask_});
+  const Tensor y =
+      scaled_dot_product_attention(q, keys, values,
+                                   {.causal = causal,
+                                    .causal_offset = causal ? before : 0,
+                                    .window = causal ? window_at(at) : 0,
+                                    .scale = config_.scale,
+                                    .cap = config_.cap,
+                                    .mask = mask_.defined() ? slice(mask_, 3, end - keys.size(2), end) : Tensor{}});
   return reshape(transpose(y, 1, 2), {q.size(0), count_, q.size(1) * q.size(3)});
 }
 

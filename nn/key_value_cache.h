@@ -27,9 +27,9 @@ namespace mica::nn {
 /// Shorter sequences of a batch are padded on the left, with any tokens; set_padding() says with how many. Attention
 /// ignores the padding, and the first real token of each sequence has position 0.
 ///
-/// With a window, memory is a ring buffer of `window` positions: position p is at index p mod window. Positions are
-/// still counted from the start of the text. A rotary embedding depends only on the distance of two positions, so a
-/// text may have any length. With learned positions (GPT), it still ends at the model's context.
+/// With a window, a layer's memory is a ring buffer of `window` positions: position p is at index p mod window.
+/// Positions are still counted from the start of the text. A rotary embedding depends only on the distance of two
+/// positions, so a text may have any length. With learned positions (GPT), it still ends at the model's context.
 ///
 /// On CUDA the length is also kept on the device. Where mica::decode_attention() supports the cache, a step of one
 /// position reads it there and can be captured into a CUDA graph: each replay appends one position. The memory must not
@@ -49,7 +49,9 @@ class KeyValueCache {
     std::optional<double> scale{};  ///< AttentionOptions::scale
     double cap = 0;                 ///< AttentionOptions::cap
     std::int64_t window = 0;        ///< each position sees itself and the window − 1 before it; 0: all
-    std::int64_t context = 0;       ///< the most positions that the model computes; 0: no limit
+    /// The model's own window in each layer; the smaller of both counts. Empty: none.
+    std::vector<std::int64_t> windows{};
+    std::int64_t context = 0;  ///< the most positions that the model computes; 0: no limit
   };
 
   explicit KeyValueCache(const Config& config);  ///< throws for invalid sizes or a dtype that is not floating
@@ -66,9 +68,13 @@ class KeyValueCache {
     check(length_ != nullptr, "KeyValueCache: used after it was moved from");
     return *length_;
   }
-  /// The number of positions for which there is memory.
-  std::int64_t capacity() const { return keys_.empty() || !keys_[0].defined() ? 0 : keys_[0].size(2); }
-  /// Makes room for a total of `positions`, or of `window` if that is less. Keeps the contents. Returns whether the
+  /// The number of positions for which all layers without a smaller window have memory.
+  std::int64_t capacity() const;
+  /// The window of a layer; 0: none.
+  std::int64_t window_of(std::int64_t layer) const { return window_at(index_of(layer)); }
+  /// Whether the memory may hold `count` more positions than length() in all layers: none has a smaller window.
+  bool keeps_all(std::int64_t count) const;
+  /// Makes room for a total of `positions`, in each layer at most its window. Keeps the contents. Returns whether the
   /// memory has moved, so that captured graphs are no longer valid.
   bool reserve(std::int64_t positions);
   /// Forgets all positions and the padding; keeps the memory.
@@ -113,14 +119,17 @@ class KeyValueCache {
 
   std::size_t index_of(std::int64_t layer) const;  // throws if there is no such layer
   /// Attention to keys and values (batch, key_heads, S, D) of the last S positions, including the new ones.
-  Tensor attend_to(const Tensor& q, const Tensor& keys, const Tensor& values) const;
-  /// The capacity needed for this many positions.
-  std::int64_t needed(std::int64_t positions) const {
-    return config_.window == 0 ? positions : std::min(positions, config_.window);
+  Tensor attend_to(std::size_t at, const Tensor& q, const Tensor& keys, const Tensor& values) const;
+  std::int64_t window_at(std::size_t at) const {
+    const std::int64_t own = config_.windows.empty() ? 0 : config_.windows[at];
+    return own == 0 || (config_.window > 0 && config_.window < own) ? config_.window : own;
   }
-  /// The number of earlier positions that the first new one attends to.
-  std::int64_t visible() const { return config_.window == 0 ? length() : std::min(length(), config_.window - 1); }
-  Tensor earlier(const Tensor& list) const;
+  /// The capacity of a layer needed for this many positions.
+  std::int64_t needed(std::size_t at, std::int64_t positions) const {
+    return window_at(at) == 0 ? positions : std::min(positions, window_at(at));
+  }
+  std::int64_t capacity_at(std::size_t at) const { return keys_[at].defined() ? keys_[at].size(2) : 0; }
+  Tensor earlier(const Tensor& list, std::int64_t visible) const;
   void store(const Tensor& list, const Tensor& added) const;
 
   Config config_;
@@ -134,7 +143,7 @@ class KeyValueCache {
   Tensor padding_;  // (batch, 1) int64, undefined without padding
   std::int64_t least_padding_ = 0;
   mutable Tensor positions_;  // of the new positions; this and mask_ are computed on demand
-  mutable Tensor mask_;       // of attention to a prompt's positions; undefined if none is needed
+  mutable Tensor mask_;       // (batch, 1, 1, length) boolean: false for padding
 };
 
 /// A layer's index in a cache. Without a cache, attention sees only the keys it is given.

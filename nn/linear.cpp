@@ -11,9 +11,18 @@
 #include <mica/ops/dropout/dropout.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
+
+namespace {
+
+double scale_of(const LoraOptions& options) { return options.alpha / static_cast<double>(options.rank); }
+
+Tensor row_lengths(const Tensor& x) { return vector_norm(x, {1}); }
+
+}  // namespace
 
 Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) {
   check(in >= 1 && out >= 1, "Linear: expected in >= 1 and out >= 1, got {} and {}", in, out);
@@ -37,15 +46,14 @@ Linear::Linear(const QuantizedWeight& weight, const Tensor& bias) : bias(bias), 
 }
 
 // Registers all of the weight's tensors or, if memory runs out, none.
-void Linear::register_quantized() {
+void Linear::register_quantized(bool fixed) {
   std::vector<const char*> done;
-  done.reserve(3);
+  done.reserve(5);
   try {
-    for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"packed", quantized.packed},
-                                       {"scale", quantized.scale},
-                                       {"zero", quantized.zero}}) {
+    for (const auto& [name, part] : quantized_parts()) {
+      const Tensor& tensor = quantized.*part;
       if (tensor.defined()) {
-        buffer(name, tensor);
+        fixed ? fixed_buffer(name, tensor) : buffer(name, tensor);
         done.push_back(name);
       }
     }
@@ -98,8 +106,25 @@ Tensor Linear::product_without_adapter(const Tensor& x) const {
 }
 
 Tensor Linear::update(const Tensor& x) const {
-  const Tensor narrow = linear(dropout(x, lora_options_.dropout, is_training()), lora_a);
-  return linear(narrow, lora_b) * (lora_options_.alpha / static_cast<double>(lora_options_.rank));
+  const Tensor dropped = dropout(x, lora_options_.dropout, is_training());
+  const Tensor low = linear(linear(dropped, lora_a), lora_b) * scale_of(lora_options_);
+  if (!lora_options_.dora) {
+    return low;
+  }
+  Tensor lengths;
+  {
+    const autograd::NoGrad no_grad;
+    lengths = row_lengths(adapted_weight()).to(lora_magnitude.dtype());
+  }
+  const Tensor c = lora_magnitude / lengths;
+  return product_without_adapter(dropped) * (c - 1) + low * c;
+}
+
+Tensor Linear::adapted_weight() const {
+  // In float32 or wider, so that the sum is rounded only once.
+  const DType wide = accumulate_dtype(lora_a.dtype());
+  const Tensor own = is_quantized() ? transpose(dequantize(quantized, wide), 0, 1) : weight.detach().to(wide);
+  return own + matmul(lora_b.to(wide), lora_a.to(wide)) * scale_of(lora_options_);
 }
 
 LoraParameters Linear::new_lora(const LoraOptions& options) const {
@@ -107,10 +132,20 @@ LoraParameters Linear::new_lora(const LoraOptions& options) const {
   const std::int64_t in = in_features(), out = out_features();
   // The scales of a quantized weight have the dtype that the weight had: see quantize().
   const Device device = is_quantized() ? quantized.packed.device() : weight.device();
-  const DType dtype = !is_quantized() ? weight.dtype() : quantized.scale.defined() ? quantized.scale.dtype() : float32;
+  const DType dtype = !is_quantized()             ? weight.dtype()
+                      : activations_.has_value()  ? *activations_
+                      : quantized.scale.defined() ? quantized.scale.dtype()
+                                                  : float32;
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   const Tensor a = init::uniform_(empty({options.rank, in}), -bound, bound).to(device, dtype);
-  return {.a = a.detach(), .b = zeros({out, options.rank}, dtype, device)};
+  LoraParameters result{.a = a.detach(), .b = zeros({out, options.rank}, dtype, device)};
+  if (options.dora) {
+    const autograd::NoGrad no_grad;
+    const DType wide = accumulate_dtype(dtype);
+    const Tensor own = is_quantized() ? transpose(dequantize(quantized, wide), 0, 1) : weight.detach().to(wide);
+    result.magnitude = row_lengths(own).to(dtype).detach();
+  }
+  return result;
 }
 
 void Linear::add_lora(const LoraOptions& options) {
@@ -125,15 +160,30 @@ void Linear::add_lora(const LoraOptions& options, const LoraParameters& paramete
   check(parameters.a.shape() == a && parameters.b.shape() == b,
         "Linear: expected an adapter of shapes {} and {}, got {} and {}", a, b, parameters.a.shape(),
         parameters.b.shape());
-  param("lora_a", parameters.a);
+  check(options.dora ? parameters.magnitude.defined() && parameters.magnitude.shape() == Shape{out_features()}
+                     : !parameters.magnitude.defined(),
+        "Linear: expected {}",
+        options.dora ? "an adapter with the magnitudes of the rows" : "no magnitudes without dora");
+  std::vector<const char*> done;
+  done.reserve(3);
   try {
-    param("lora_b", parameters.b);
+    for (const auto& [name, tensor] : {std::pair<const char*, const Tensor&>{"lora_a", parameters.a},
+                                       {"lora_b", parameters.b},
+                                       {"lora_magnitude", parameters.magnitude}}) {
+      if (tensor.defined()) {
+        param(name, tensor);
+        done.push_back(name);
+      }
+    }
   } catch (...) {
-    forget("lora_a");
+    for (const char* const name : done) {
+      forget(name);
+    }
     throw;
   }
   lora_a = parameters.a;
   lora_b = parameters.b;
+  lora_magnitude = parameters.magnitude;
   lora_options_ = options;
 }
 
@@ -141,17 +191,21 @@ void Linear::remove_lora() {
   check(has_lora(), "Linear: there is no adapter to remove");
   forget("lora_a");
   forget("lora_b");
-  lora_a = lora_b = {};
+  if (lora_magnitude.defined()) {
+    forget("lora_magnitude");
+  }
+  lora_a = lora_b = lora_magnitude = {};
 }
 
 void Linear::merge_lora() {
   check(has_lora(), "Linear: there is no adapter to merge");
   check(!is_quantized(), "Linear: an adapter cannot be merged into a quantized weight");
   const autograd::NoGrad no_grad;
-  const double scale = lora_options_.alpha / static_cast<double>(lora_options_.rank);
-  // In float32 or wider, so that the weight is rounded only once.
-  const DType wide = accumulate_dtype(weight.dtype());
-  const Tensor sum = weight.detach().to(wide) + matmul(lora_b.to(wide), lora_a.to(wide)) * scale;
+  Tensor sum = adapted_weight();
+  if (lora_options_.dora) {
+    const Tensor c = lora_magnitude.to(sum.dtype()) / row_lengths(sum);
+    sum = sum * reshape(c, {out_features(), 1});
+  }
   const Tensor merged = sum.to(weight.dtype());
   autograd::check_writable("merge_lora", weight);
   // Nothing below allocates memory, so it cannot fail halfway.
@@ -167,9 +221,23 @@ void Linear::quantize(QuantizeOptions options) {
   QuantizedWeight result = mica::quantize(transpose(weight.detach(), 0, 1), options);
   result.scale = result.scale.to(dtype);
   result.zero = result.zero.to(dtype);
-  quantized = std::move(result);
+  replace_weight(std::move(result), false);
+}
+
+void Linear::set_quantized(const QuantizedWeight& value, DType dtype) {
+  check(!is_quantized(), "Linear: the weight is quantized already");
+  check_weight("Linear", value);
+  check(value.rows == in_features() && value.columns() == out_features(),
+        "Linear: expected a quantized weight of shape [{}, {}], got [{}, {}]", in_features(), out_features(),
+        value.rows, value.columns());
+  replace_weight(value, true);
+  activations_ = dtype;
+}
+
+void Linear::replace_weight(QuantizedWeight value, bool fixed) {
+  quantized = std::move(value);
   try {
-    register_quantized();
+    register_quantized(fixed);
   } catch (...) {
     quantized = {};
     throw;

@@ -15,7 +15,7 @@ LoRALinear::LoRALinear(std::int64_t in, std::int64_t out, const LoraOptions& lor
 LoRALinear::LoRALinear(const Linear& linear, const LoraOptions& lora)
     : Linear(linear.is_quantized() ? Linear(linear.quantized, linear.bias) : Linear(linear.weight, linear.bias)) {
   check(!linear.has_lora(), "LoRALinear: the layer has an adapter already");
-  detail::add_adapters(*this, {{this, new_lora(lora)}}, lora);
+  detail::add_adapters(*this, {{this, lora, new_lora(lora)}});
 }
 
 std::vector<AdaptedLayer> linear_layers(Module& model) {
@@ -55,18 +55,18 @@ std::vector<std::string> add_lora(Module& model, const std::vector<std::string>&
   std::vector<detail::NewAdapter> adapters;
   for (const AdaptedLayer& layer : chosen) {
     names.push_back(layer.name);
-    adapters.push_back({layer.layer, layer.layer->new_lora(options)});
+    adapters.push_back({layer.layer, options, layer.layer->new_lora(options)});
   }
-  detail::add_adapters(model, adapters, options);
+  detail::add_adapters(model, adapters);
   return names;
 }
 
-void detail::add_adapters(Module& model, const std::vector<NewAdapter>& adapters, const LoraOptions& options) {
+void detail::add_adapters(Module& model, const std::vector<NewAdapter>& adapters) {
   const Tensors others = model.parameters();
   std::size_t added = 0;
   try {
     for (const NewAdapter& adapter : adapters) {
-      adapter.layer->add_lora(options, adapter.parameters);
+      adapter.layer->add_lora(adapter.options, adapter.parameters);
       ++added;
     }
   } catch (...) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -79,6 +80,18 @@ Tensor converted(const Tensor& x, Device device, DType dtype) {
   return result;
 }
 
+std::unordered_set<const void*> fixed_tensors(ModuleState& root) {
+  std::unordered_set<const void*> result;
+  visit(root, "", [&](const ModuleState& state, const std::string&) {
+    for (const auto& [name, tensor] : state.buffers) {
+      if (state.fixed.contains(name)) {
+        result.insert(tensor.handle().get());
+      }
+    }
+  });
+  return result;
+}
+
 void convert_all(ModuleState& root, std::optional<Device> device, std::optional<DType> dtype) {
   struct Change {
     Tensor tensor;
@@ -89,10 +102,12 @@ void convert_all(ModuleState& root, std::optional<Device> device, std::optional<
   std::vector<Change> changes;
   std::int64_t bytes = 0;
   bool moves = false;
+  const std::unordered_set<const void*> fixed = fixed_tensors(root);
   for (auto list : {&ModuleState::parameters, &ModuleState::buffers}) {
     for (const auto& [name, tensor] : unique(root, list)) {
       const Device to_device = device.value_or(tensor.device());
-      const DType to_dtype = is_floating(tensor.dtype()) ? dtype.value_or(tensor.dtype()) : tensor.dtype();
+      const bool converts = is_floating(tensor.dtype()) && !fixed.contains(tensor.handle().get());
+      const DType to_dtype = converts ? dtype.value_or(tensor.dtype()) : tensor.dtype();
       if (to_device != tensor.device() || to_dtype != tensor.dtype()) {
         changes.push_back({.tensor = tensor, .device = to_device, .dtype = to_dtype});
         bytes += static_cast<std::int64_t>(tensor.bytes());
@@ -177,10 +192,17 @@ Tensor Module::buffer(const std::string& name, const Tensor& value) {
   return value;
 }
 
+Tensor Module::fixed_buffer(const std::string& name, const Tensor& value) {
+  buffer(name, value);
+  state().fixed.insert(name);
+  return value;
+}
+
 void Module::forget(const std::string& name) {
   const auto has_name = [&name](const auto& entry) { return entry.first == name; };
   const std::size_t removed = std::erase_if(state().parameters, has_name) + std::erase_if(state().buffers, has_name);
   check(removed == 1, "module: there is no parameter or buffer \"{}\"", name);
+  state().fixed.erase(name);
 }
 
 void Module::add_child(const std::string& name, const Module& module, const std::type_info& type) {

@@ -78,7 +78,8 @@ class Module {
   /// Moves all parameters and buffers, with their gradients, to a device. All handles to them (in members, optimizers,
   /// tied modules) refer to the moved data. If the device runs out of memory, nothing changes.
   void to(Device device);
-  /// Converts all floating parameters and buffers, with their gradients.
+  /// Converts all floating parameters and buffers, with their gradients. Fixed buffers, such as the scales of weights
+  /// from a quantized file, keep their dtype, and so their values.
   void to(DType dtype);
   void to(Device device, DType dtype);
 
@@ -143,6 +144,8 @@ class Module {
   Tensor param(const std::string& name, const Tensor& value);
   /// Registers a tensor that is stored and moved with the module, but not trained.
   Tensor buffer(const std::string& name, const Tensor& value);
+  /// Like buffer(), for a floating tensor that to(dtype) does not convert.
+  Tensor fixed_buffer(const std::string& name, const Tensor& value);
   /// Removes the parameter or buffer registered under this name.
   void forget(const std::string& name);
   /// Registers a module below this one and returns it.

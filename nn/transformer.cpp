@@ -6,17 +6,18 @@ namespace mica::nn {
 
 namespace {
 
-std::int64_t hidden_width(std::int64_t width) {
+std::int64_t hidden_width(std::int64_t width, std::optional<std::int64_t> hidden) {
   check(width >= 1 && width <= INT64_MAX / 4, "Mlp: expected a width from 1 to {}, got {}", INT64_MAX / 4, width);
-  return 4 * width;
+  check(hidden.value_or(1) >= 1, "Mlp: expected a hidden width of at least 1, got {}", hidden.value_or(1));
+  return hidden.value_or(4 * width);
 }
 
 }  // namespace
 
 Mlp::Mlp(std::int64_t width, Options options)
     : options(options),
-      c_fc(child("c_fc", Linear{width, hidden_width(width), {.bias = options.bias}})),
-      c_proj(child("c_proj", Linear{hidden_width(width), width, {.bias = options.bias}})),
+      c_fc(child("c_fc", Linear{width, hidden_width(width, options.hidden), {.bias = options.bias}})),
+      c_proj(child("c_proj", Linear{hidden_width(width, options.hidden), width, {.bias = options.bias}})),
       dropout(child("dropout", Dropout{options.dropout})) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {
@@ -50,7 +51,7 @@ TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions o
                                              .bias = options.bias,
                                              .attention_dropout = options.attention_dropout}})),
       ln_2(child("ln_2", LayerNorm{width, {.eps = options.norm_eps, .bias = options.bias}})),
-      mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu}})) {}
+      mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu, .hidden = options.hidden}})) {}
 
 Tensor TransformerBlock::operator()(const Tensor& x) const {
   return call(*this, x, [&](const Tensor& x) {

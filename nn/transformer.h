@@ -10,14 +10,14 @@
 
 namespace mica::nn {
 
-/// The feed-forward part of a block, x (…, width) to (…, width): c_proj(gelu(c_fc(x))), with an inner width of 4 ·
-/// width.
+/// The feed-forward part of a block, x (…, width) to (…, width): c_proj(gelu(c_fc(x))).
 class Mlp : public Module {
  public:
   struct Options {
     double dropout = 0;
     bool bias = true;
     GeluApproximation gelu = GeluApproximation::tanh;  // GPT-2's
+    std::optional<std::int64_t> hidden{};              ///< the inner width; by default 4 · width
   };
 
   Mlp(std::int64_t width, Options options);
@@ -43,6 +43,7 @@ struct TransformerBlockOptions {
   GeluApproximation gelu = GeluApproximation::tanh;
   double norm_eps = 1e-5;
   std::optional<double> attention_dropout{};  ///< of the attention weights, if it differs
+  std::optional<std::int64_t> hidden{};       ///< inner width of the feed-forward part; by default 4 · width
 };
 
 /// The data between two blocks: a residual and a branch, the output of mlp without its bias. The next norm adds the

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include <mica/core/tensor.h>
@@ -48,20 +47,19 @@ class DatasetBatches : public Batches {
                           std::int64_t units = 1) = delete;
 
   Batch next() override;
-  io::DataPosition position() const override { return loader_->position(); }
-  void seek(const io::DataPosition& position) override;
+  io::DataPosition position() const override { return loader_.position(); }
+  void seek(const io::DataPosition& position) override { loader_.seek(position); }
 
  private:
-  const io::Dataset& data_;
-  io::DataLoaderOptions options_;
-  std::int64_t units_;
-  std::optional<io::DataLoader> loader_;
+  std::int64_t units_;  // of this rank in a batch
+  io::DataLoader loader_;
 };
 
 struct ValidationOptions {
   std::int64_t batch = 1;         ///< samples per batch, all ranks together
   Device device = Device::cpu();  ///< of the batches
   bool keep = false;              ///< keep all batches on the device, instead of reading them in each validation
+  int workers = 1;                ///< threads that prepare batches
 };
 
 /// The data that a model is validated on: a list of batches, of which each rank has its own part.
@@ -71,9 +69,9 @@ class Validation {
   Validation() = default;
   /// Batches in memory.
   explicit Validation(std::vector<Batch> batches);
-  /// All samples of a data set, which must outlive this object. Of each batch, each rank reads its part; the parts
-  /// differ by at most one sample. The weight of a batch is its number of samples. Throws an Error if there are no
-  /// samples.
+  /// All samples of a data set, as of epoch 0; it must outlive this object. Of each batch, each rank reads its part;
+  /// the parts differ by at most one sample. The weight of a batch is its number of samples. Throws an Error if there
+  /// are no samples.
   explicit Validation(const io::Dataset& data, const ValidationOptions& options = {},
                       const distributed::Group& group = {});
   explicit Validation(const io::Dataset&& data, const ValidationOptions& options = {},
@@ -81,13 +79,17 @@ class Validation {
 
   /// False if there is no validation. With several ranks, a rank may have no batches although there is one.
   explicit operator bool() const { return read_ != nullptr; }
-  /// The number of this rank's batches.
-  std::int64_t size() const { return size_; }
-  Batch operator[](std::int64_t i) const { return read_(i); }
+  std::int64_t size() const { return size_; }  ///< the number of batches
+  /// Calls f for each of this rank's batches, in order.
+  void each(const std::function<void(const Batch&)>& f) const {
+    if (read_ != nullptr) {
+      read_(f);
+    }
+  }
 
  private:
   std::int64_t size_ = 0;
-  std::function<Batch(std::int64_t)> read_;
+  std::function<void(const std::function<void(const Batch&)>&)> read_;
 };
 
 }  // namespace mica::train

@@ -72,4 +72,13 @@ void Progress::show(std::int64_t step, double train_loss, std::optional<double> 
   std::fflush(stdout);
 }
 
+void Progress::say(const std::string& text) {
+  if (!text.empty()) {
+    const std::string line = (terminal_ && shown_ != Clock::time_point{} ? "\n" : "") + text + "\n";
+    std::fwrite(line.data(), 1, line.size(), stdout);
+    std::fflush(stdout);
+    shown_ = {};  // nothing is shown on the current line
+  }
+}
+
 }  // namespace mica::train

@@ -33,6 +33,8 @@ class Progress {
   /// Whether `step` should be shown; other steps cost nothing.
   bool wants(std::int64_t step) const;
   void show(std::int64_t step, double train_loss, std::optional<double> validation_loss, const Speed& speed);
+  /// Prints a line of text, if it is not empty; the bar goes on below it.
+  void say(const std::string& text);
 
  private:
   using Clock = std::chrono::steady_clock;

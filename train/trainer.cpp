@@ -176,6 +176,7 @@ Trainer::Collected Trainer::collect(std::int64_t number, bool validates, Clock::
   Collected collected{.train_loss = results.back().loss, .speed = speed};
   if (validates) {
     collected.validation_loss = validate(number);
+    collected.report = options_.after_validation ? options_.after_validation(number) : "";
   } else if (!options_.validation) {
     best_ = {.step = number, .loss = collected.train_loss};
   }
@@ -242,6 +243,7 @@ bool Trainer::take_steps() {
     }
     if (log_ && (validates || shows)) {
       progress.show(number, collected.train_loss, collected.validation_loss, collected.speed);
+      progress.say(collected.report);
     }
     start = Clock::now();
   }

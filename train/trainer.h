@@ -48,6 +48,9 @@ struct TrainerOptions {
   /// Called on rank 0 to save the best model so far as OUT/model.safetensors (without a folder OUT, wherever it likes).
   /// If there are averages of the weights, the model has them then. By default, io::save() of its state.
   std::function<void(const std::filesystem::path& file)> save{};
+  /// Called on each rank after each validation in the run. Rank 0 prints the text that it returns, such as an accuracy
+  /// that the loss has counted, on a line of its own.
+  std::function<std::string(std::int64_t step)> after_validation{};
   /// Called with each checkpoint before it is saved, and after it is loaded, on each rank: for state of the program,
   /// and for checkpoints in a format of its own. `on_resume` is called before anything else reads the checkpoint.
   std::function<void(io::TrainingCheckpoint&)> on_save{};
@@ -113,6 +116,7 @@ class Trainer {
   struct Collected {
     double train_loss;
     std::optional<double> validation_loss{};
+    std::string report{};  // of after_validation
     Speed speed;
   };
 

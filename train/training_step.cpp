@@ -291,12 +291,11 @@ double TrainingStep::mean_loss(const Validation& data) const {
   Tensors losses;
   std::vector<double> weights;
   ProgressTask progress("validating", data.size());
-  for (std::int64_t i = 0; i < data.size(); ++i) {
-    const Batch batch = data[i];
+  data.each([&](const Batch& batch) {
     losses.push_back(loss_(batch.fields));
     weights.push_back(batch.weight);
     progress.advance();
-  }
+  });
   const std::vector<double> values = losses.empty() ? std::vector<double>() : to_vector<double>(stack(losses));
   double sum = 0, weight = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {

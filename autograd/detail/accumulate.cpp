@@ -1,5 +1,6 @@
 #include <mica/autograd/detail/accumulate.h>
 #include <mica/autograd/detail/slot.h>
+#include <mica/core/channels_last.h>
 #include <mica/core/copy.h>
 
 namespace mica::autograd {
@@ -39,7 +40,7 @@ class AccumulateGrad final : public Node {
         add_into(slot_->grad, gradient);
         slot_->grad.bump_version("backward");
       } else {
-        slot_->grad = unshared(std::move(gradient));
+        slot_->grad = gradient.is_contiguous() ? unshared(std::move(gradient)) : contiguous_data(gradient);
       }
     }
     slot_->after_accumulate.each([](const std::function<void()>& hook) { hook(); });
@@ -54,14 +55,15 @@ class AccumulateGrad final : public Node {
 }  // namespace
 
 bool is_unshared(const Tensor& x) {
-  return x.handle().use_count() == 1 && x.handle()->storage.use_count() == 1 && !x.handle()->slot && x.is_contiguous();
+  return x.handle().use_count() == 1 && x.handle()->storage.use_count() == 1 && !x.handle()->slot &&
+         (x.is_contiguous() || is_channels_last(x));
 }
 
 Tensor unshared(Tensor gradient) {
   if (is_unshared(gradient)) {
     return gradient;
   }
-  const Tensor copy = empty(gradient.shape(), gradient.dtype(), gradient.device());
+  const Tensor copy = empty_in_layout(gradient.shape(), gradient);
   copy_into(copy, gradient);
   return copy;
 }

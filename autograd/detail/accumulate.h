@@ -10,7 +10,7 @@ namespace mica::autograd {
 /// Where a tensor's gradient goes: to the op that produced it, to a leaf's accumulator, or nowhere.
 Edge gradient_edge(const Tensor& x);
 
-/// Whether `x` is row-major, has no history, and is the only reference to its memory.
+/// Whether `x` is row-major or channels last, has no history, and is the only reference to its memory.
 bool is_unshared(const Tensor& x);
 
 /// For the backward of a Function. Returns the gradient that input `i` has received from its other uses so far; for a

@@ -102,7 +102,8 @@ class Frontier {
     const auto at = gradients_.find(edge.node.get());
     if (at != gradients_.end() && at->second[edge.output].defined()) {
       Tensor& pending = at->second[edge.output];
-      return borrowed_.contains(edge.node.get()) || is_unshared(pending) ? std::exchange(pending, {}) : Tensor{};
+      const bool writable = borrowed_.contains(edge.node.get()) || is_unshared(pending);
+      return writable && pending.is_contiguous() ? std::exchange(pending, {}) : Tensor{};
     }
     const std::shared_ptr<Slot> leaf = leaves && !edge.node->has_hooks() ? edge.node->leaf() : nullptr;
     if (leaf == nullptr || !leaf->hooks.empty()) {

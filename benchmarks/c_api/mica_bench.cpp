@@ -489,7 +489,7 @@ int mica_quantized_matmul(const void* x, const int32_t* packed, const void* scal
     check(x != nullptr && packed != nullptr && y != nullptr, "expected x, packed and y, got a null pointer");
     check(mode >= 0 && mode <= 4, "expected a mode from 0 to 4, got {}", mode);
     quantized::check_bits("mica_quantized_matmul", bits);
-    quantized::check_group_size("mica_quantized_matmul", group);
+    quantized::check_group_size("mica_quantized_matmul", group, bits);
     const Device device = current_device();
     const Shape groups{quantized::groups_of(K, group), N};
     const QuantizedWeight weight{.packed = wrap(packed, {quantized::words_of(K, bits), N}, int32, device),

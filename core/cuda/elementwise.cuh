@@ -402,7 +402,7 @@ requires(sizeof...(In) == sizeof...(T)) void elementwise(Cuda, F f, const std::a
   }
   [[maybe_unused]] int next = kOuts;
   ((tensors[next++] = Operand(in).tensor), ...);
-  const StridedLoop<kTensors> loop(some.shape(), tensors);
+  const StridedLoop<kTensors> loop(some.shape(), tensors, memory_order(some));
 
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     const auto run = [&](const StridedLoop<kTensors>& part, const std::array<std::int64_t, kTensors>& starts) {

@@ -186,7 +186,7 @@ void copy(Cuda, const Tensor& dst, const Tensor& src) {
                 "cudaMemcpyAsync");
     return;
   }
-  const StridedLoop<2> loop(dst.shape(), {&dst, &src});
+  const StridedLoop<2> loop(dst.shape(), {&dst, &src}, memory_order(dst));
   const DType to = dst.dtype();
   on_dtype(AllTypes{}, src.dtype(), "copy", [&]<class From>() {
     const From* const src_start = src.data<From>();

@@ -43,8 +43,22 @@ const Tensor* first_output(const std::array<const Tensor*, N>& outs) {
   return outs[k];
 }
 
-/// The loop over N tensors in row-major order of a common shape. Holds the sizes and strides (in elements) after
-/// removing axes of length 1 and merging neighboring axes where possible; contiguous tensors become one axis.
+/// The axes of x from the outermost in memory to the innermost, so that a loop in this order writes x sequentially.
+/// Empty if that is the row-major order.
+inline Dims memory_order(const Tensor& x) {
+  Dims order;
+  for (int axis = 0; axis < x.dim() && !x.is_contiguous(); ++axis) {
+    int at = axis;
+    while (at > 0 && x.strides()[static_cast<int>(order[at - 1])] < x.strides()[axis]) {
+      --at;
+    }
+    order.insert(at, axis);
+  }
+  return order;
+}
+
+/// The loop over N tensors of a common shape. Holds the sizes and strides (in elements) after removing axes of length 1
+/// and merging neighboring axes where possible; tensors that are dense in the loop's order become one axis.
 template <int N>
 struct StridedLoop {
   int rank = 0;
@@ -52,9 +66,12 @@ struct StridedLoop {
   std::array<std::int64_t, kMaxRank> sizes{};
   std::array<std::array<std::int64_t, kMaxRank>, N> strides{};
 
-  /// Every tensor must broadcast to `shape`. Null is a scalar, with strides 0.
-  StridedLoop(const Shape& shape, const std::array<const Tensor*, N>& tensors) : numel(numel_of(shape)) {
-    for (int axis = 0; axis < shape.size(); ++axis) {
+  /// Every tensor must broadcast to `shape`. Null is a scalar, with strides 0. `order` has the axes, outermost first;
+  /// empty: row-major.
+  StridedLoop(const Shape& shape, const std::array<const Tensor*, N>& tensors, const Dims& order = {})
+      : numel(numel_of(shape)) {
+    for (int i = 0; i < shape.size(); ++i) {
+      const int axis = order.empty() ? i : static_cast<int>(order[i]);
       if (shape[axis] == 1) {
         continue;
       }

@@ -118,6 +118,9 @@ std::string fingerprint_of(const Model& model) {
   for (const auto& [name, parameter] : model.named_parameters()) {
     weights.emplace(name, parameter);
   }
+  for (const auto& [name, buffer] : model.named_buffers()) {
+    weights.emplace(name, buffer);
+  }
   return io::fingerprint(weights, {{"config", io::to_json({io::config_entries(model.config)})}});
 }
 
@@ -322,8 +325,9 @@ void run(const Options& options) {
   const train::ProgressBar progress;
   const io::Tokenizer tokenizer = io::Tokenizer::load(options.model);
   // Weights are quantized on the CPU, so that only the quantized ones are moved to a GPU.
-  io::PretrainedModel model = io::load_pretrained(
-      options.model, {.device = options.bits ? Device::cpu() : device, .dtype = dtype_named(options.dtype, device)});
+  io::PretrainedModel model = io::load_pretrained(options.model, {.device = options.bits ? Device::cpu() : device,
+                                                                  .dtype = dtype_named(options.dtype, device),
+                                                                  .packed = !options.bits.has_value()});
   const train::StopSignals signals;
   std::visit([&](auto& m) { tune(m, tokenizer, options, device); }, model);
 }

@@ -202,8 +202,9 @@ void continue_with_pretrained(Settings& settings) {
                      " has no tokenizer: a model without one takes --prompt-tokens");
   }
   const Prompt prompt = settings.prompt ? prompt_of_text(settings) : prompt_of_tokens(settings);
-  mica::io::PretrainedModel model =
-      mica::io::load_pretrained(settings.model, {.device = settings.device, .dtype = dtype_named(settings.dtype)});
+  mica::io::PretrainedModel model = mica::io::load_pretrained(
+      settings.model,
+      {.device = settings.device, .dtype = dtype_named(settings.dtype), .packed = settings.quantize == 0});
   if (settings.adapter) {
     mica::io::load_adapter(model, *settings.adapter);  // may compare the head with PEFT's, so before it is quantized
   }

@@ -11,6 +11,7 @@
 
 #include <mica/core/check.h>
 #include <mica/io/detail/gguf_blocks.h>
+#include <mica/io/detail/gguf_entries.h>
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/in_quotes.h>
 #include <mica/io/detail/unicode.h>
@@ -66,8 +67,10 @@ bool with_type(std::uint32_t code, const F& f) {
                             bool, std::string, std::uint64_t, std::int64_t, double>());
 }
 
-constexpr std::array<GgufType, 8> kTypes{GgufType::f32, GgufType::f16, GgufType::q4_0, GgufType::q8_0,
-                                         GgufType::i32, GgufType::i64, GgufType::f64,  GgufType::bf16};
+constexpr std::array<GgufType, 20> kTypes{
+    GgufType::f32,    GgufType::f16,  GgufType::q4_0, GgufType::q4_1, GgufType::q5_0, GgufType::q5_1, GgufType::q8_0,
+    GgufType::q2_k,   GgufType::q3_k, GgufType::q4_k, GgufType::q5_k, GgufType::q6_k, GgufType::q8_k, GgufType::iq4_nl,
+    GgufType::iq4_xs, GgufType::i32,  GgufType::i64,  GgufType::f64,  GgufType::bf16, GgufType::mxfp4};
 
 /// ggml's names of all types, by their numbers; empty for numbers that are not in use.
 constexpr std::array<std::string_view, 41> kTypeNames{
@@ -75,23 +78,6 @@ constexpr std::array<std::string_view, 41> kTypeNames{
     "Q3_K",  "Q4_K",   "Q5_K",  "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
     "IQ2_S", "IQ4_XS", "I8",    "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16",  "",       "",
     "",      "TQ1_0",  "TQ2_0", "",     "",     "",        "MXFP4",  "NVFP4"};
-
-struct BlockSize {
-  std::uint64_t elements, bytes;
-};
-BlockSize block_of(GgufType type) {
-  switch (type) {
-    case GgufType::f32:
-    case GgufType::i32: return {1, 4};
-    case GgufType::f16:
-    case GgufType::bf16: return {1, 2};
-    case GgufType::i64:
-    case GgufType::f64: return {1, 8};
-    case GgufType::q8_0: return {kBlockElements, kQ8Bytes};
-    case GgufType::q4_0: return {kBlockElements, kQ4Bytes};
-  }
-  return {1, 0};
-}
 
 std::uint64_t aligned(std::uint64_t position, std::uint64_t alignment) {
   return (position + alignment - 1) / alignment * alignment;
@@ -228,15 +214,14 @@ class HeaderReader {
     const auto* const known = std::find(kTypes.begin(), kTypes.end(), static_cast<GgufType>(code));
     const std::string_view type_name = code < kTypeNames.size() ? kTypeNames[code] : "";
     require(!type_name.empty(), "the tensor {} has the type {}, which is unknown", in_quotes(result.name), code);
-    check(
-        known != kTypes.end(),
-        "load: {}: the tensor {} has the type {}, which is not supported, only F32, F16, BF16, F64, I32, I64, Q8_0 and "
-        "Q4_0",
-        file_.path().string(), in_quotes(result.name), type_name);
+    check(known != kTypes.end(),
+          "load: {}: the tensor {} has the type {}, which is not supported, only F32, F16, BF16, F64, I32, I64, Q4_0, "
+          "Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, Q8_K, IQ4_NL, IQ4_XS and MXFP4",
+          file_.path().string(), in_quotes(result.name), type_name);
     result.type = *known;
     const std::uint64_t row = result.shape.empty() ? 1 : static_cast<std::uint64_t>(result.shape[0]);
-    require(row % block_of(result.type).elements == 0, "the rows of the tensor {} are no multiple of {} elements",
-            in_quotes(result.name), block_of(result.type).elements);
+    require(row % gguf_block(result.type).elements == 0, "the rows of the tensor {} are no multiple of {} elements",
+            in_quotes(result.name), gguf_block(result.type).elements);
     result.bytes = gguf_bytes(result.type, elements);
     result.begin = number<std::uint64_t>();  // relative to the start of the data
     std::reverse(result.shape.begin(), result.shape.end());
@@ -336,10 +321,70 @@ std::string gguf_header_bytes(const GgufMetadata& metadata, std::vector<GgufTens
 }
 
 std::uint64_t gguf_bytes(GgufType type, std::uint64_t elements) {
-  const BlockSize block = block_of(type);
+  const GgufBlock block = gguf_block(type);
   return elements / block.elements * block.bytes;
 }
 
-bool is_quantized(GgufType type) { return block_of(type).elements > 1; }
+bool is_quantized(GgufType type) { return gguf_block(type).elements > 1; }
+
+namespace {
+
+// The keys of a split model. llama.cpp's names of its files: prefix-00001-of-00003.gguf.
+constexpr const char* kSplitNumber = "split.no";
+constexpr const char* kSplitCount = "split.count";
+constexpr const char* kSplitTensors = "split.tensors.count";
+constexpr std::int64_t kMostFiles = 4096;
+
+std::string part_name(const std::string& prefix, std::int64_t part, std::int64_t count) {
+  return fmt::format("{}-{:05}-of-{:05}.gguf", prefix, part + 1, count);
+}
+
+// The number of tensors in all files of a split model, if the metadata say.
+void check_count(const GgufEntries& entries, std::size_t tensors) {
+  const std::optional<std::int64_t> expected = entries.integer(kSplitTensors);
+  check(!expected.has_value() || *expected == static_cast<std::int64_t>(tensors),
+        "{}: the files of the model have {} tensors, but \"{}\" is {}", entries.what(), tensors, kSplitTensors,
+        expected.value_or(0));
+}
+
+}  // namespace
+
+GgufFiles::GgufFiles(const std::filesystem::path& path) {
+  files.push_back(std::make_unique<InputFile>(path));
+  header = read_gguf_header(*files[0]);
+  const std::string what = "load: " + path.string();
+  const GgufEntries entries(header.metadata, what);
+  const std::int64_t count = entries.integer(kSplitCount).value_or(1);
+  check(count >= 0 && count <= kMostFiles, "{}: expected \"{}\" from 0 to {}, got {}", what, kSplitCount, kMostFiles,
+        count);
+  if (count <= 1) {
+    return;
+  }
+  const std::string name = path.filename().string(), ending = part_name("", 0, count);
+  check(entries.integer(kSplitNumber).value_or(-1) == 0 && name.size() > ending.size() && name.ends_with(ending),
+        "{}: the model is split into {} files, expected the first one, with a name that ends in \"{}\"", what, count,
+        ending);
+  const std::string prefix = name.substr(0, name.size() - ending.size());
+  std::set<std::string> names;
+  for (const GgufTensor& tensor : header.tensors) {
+    names.insert(tensor.name);
+  }
+  for (std::int64_t part = 1; part < count; ++part) {
+    files.push_back(std::make_unique<InputFile>(path.parent_path() / part_name(prefix, part, count)));
+    GgufHeader next = read_gguf_header(*files.back());
+    const std::string file = files.back()->path().string();
+    const GgufEntries own(next.metadata, "load: " + file);
+    check(own.integer(kSplitNumber) == part && own.integer(kSplitCount) == count,
+          "load: {}: expected part {} of {}: \"{}\" {} and \"{}\" {}", file, part + 1, count, kSplitNumber, part,
+          kSplitCount, count);
+    for (GgufTensor& tensor : next.tensors) {
+      check(names.insert(tensor.name).second, "load: {}: the tensor {} is in another file, too", file,
+            in_quotes(tensor.name));
+      tensor.file = static_cast<std::size_t>(part);
+      header.tensors.push_back(std::move(tensor));
+    }
+  }
+  check_count(entries, header.tensors.size());
+}
 
 }  // namespace mica::io::detail

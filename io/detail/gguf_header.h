@@ -4,12 +4,15 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <mica/core/shape.h>
 #include <mica/io/file.h>
 #include <mica/io/gguf.h>
+#include <mica/ops/quantized/quantized.h>
 
 namespace mica::io::detail {
 
@@ -21,6 +24,7 @@ struct GgufTensor {
   GgufType type = GgufType::f32;
   Shape shape;
   std::uint64_t begin = 0, bytes = 0;  // in the file
+  std::size_t file = 0;                // of a model that is split into several
 };
 
 struct GgufHeader {
@@ -28,11 +32,34 @@ struct GgufHeader {
   std::vector<GgufTensor> tensors;  // in the order of their data
 };
 
-/// Reads and validates everything but the data. Throws an Error that names the file.
+/// Reads and validates everything but the data of one file. Throws an Error that names the file.
 GgufHeader read_gguf_header(const InputFile& file);
 
-/// The tensors of a file with this header: see load_gguf().
-StateDict read_gguf_tensors(const InputFile& file, const GgufHeader& header, const GgufLoadOptions& options);
+/// The files of a model and their headers: usually one, several if the model is split.
+struct GgufFiles {
+  /// Opens the files; `path` is the first one. Throws an Error that names the file and the problem.
+  explicit GgufFiles(const std::filesystem::path& path);
+
+  std::vector<std::unique_ptr<InputFile>> files;
+  GgufHeader header;  // the first one's metadata, and the tensors of all
+};
+
+/// A quantized matrix as it is in the file.
+struct GgufMatrix {
+  GgufType type = GgufType::q8_0;
+  std::int64_t columns = 0;
+  Tensor bytes{};  // uint8 (rows, bytes of a row's blocks)
+};
+
+/// See load_gguf(). Tensors are named by the files. Quantized matrices go into `matrices` instead, mapped, if it is not
+/// null.
+StateDict read_gguf_tensors(const GgufFiles& files, const GgufLoadOptions& options,
+                            std::map<std::string, GgufMatrix>* matrices = nullptr);
+
+/// The elements of a matrix.
+Tensor dequantized(const GgufMatrix& matrix, DType dtype);
+/// The matrix as the weight (columns, rows) of a linear layer.
+QuantizedWeight packed(const GgufMatrix& matrix);
 
 /// The header as bytes, padded to where the data begin. Sets the tensors' positions; their order is that of the file.
 std::string gguf_header_bytes(const GgufMetadata& metadata, std::vector<GgufTensor>& tensors);

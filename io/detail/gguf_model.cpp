@@ -66,15 +66,21 @@ PretrainedConfig config_of(const GgufSource& source) {
   return *std::move(config);
 }
 
-/// Some conversions of models with a tied head store the embedding a second time, as the head.
-void check_tied_head(const StateDict& tensors, const std::string& what) {
-  const auto head = tensors.find(kGgufHead), embedding = tensors.find(kGgufEmbedding);
-  if (head == tensors.end() || embedding == tensors.end()) {
+bool is_same(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() && std::memcmp(a.raw_data(), b.raw_data(), a.bytes()) == 0;
+}
+bool is_same(const GgufMatrix& a, const GgufMatrix& b) { return a.type == b.type && is_same(a.bytes, b.bytes); }
+
+/// Some conversions of models with a tied head store the embedding a second time, as the head. Removes the head.
+template <class Map>
+void remove_tied_head(Map& tensors, bool has_embedding, const std::string& what) {
+  const auto head = tensors.find(std::string(kGgufHead)), embedding = tensors.find(std::string(kGgufEmbedding));
+  if (head == tensors.end()) {
     return;
   }
-  const Tensor &a = head->second, &b = embedding->second;
-  check(a.dtype() == b.dtype() && a.shape() == b.shape() && std::memcmp(a.raw_data(), b.raw_data(), a.bytes()) == 0,
+  check(!has_embedding || (embedding != tensors.end() && is_same(head->second, embedding->second)),
         "{}: \"{}\" is not \"{}\", which is the head of the model", what, kGgufHead, kGgufEmbedding);
+  tensors.erase(head);
 }
 
 /// A tensor's elements as the other format stores them.
@@ -95,10 +101,6 @@ template <class Config>
 StateDict hugging_face_tensors(const Config& config, const std::string& architecture, StateDict tensors,
                                const std::filesystem::path& path, const std::string& what) {
   const auto& family = family_of(config);
-  if (family.ties_head(config)) {
-    check_tied_head(tensors, what);
-    tensors.erase(kGgufHead);
-  }
   std::int64_t total = 0;
   for (const auto& [file_name, tensor] : tensors) {
     total += static_cast<std::int64_t>(tensor.bytes());
@@ -116,24 +118,53 @@ StateDict hugging_face_tensors(const Config& config, const std::string& architec
   return result;
 }
 
+/// The quantized matrices under Hugging Face's names, with its order of the rows.
+template <class Config>
+std::map<std::string, GgufMatrix> hugging_face_matrices(const Config& config, const std::string& architecture,
+                                                        const std::map<std::string, GgufMatrix>& matrices,
+                                                        const std::string& what) {
+  const auto& family = family_of(config);
+  std::map<std::string, GgufMatrix> result;
+  for (auto [file_name, matrix] : matrices) {
+    const std::string name = translated(family.gguf, file_name, &Names::first, &Names::second);
+    if (!name.empty() && family.gguf.converted != nullptr) {
+      matrix.bytes = family.gguf.converted(config, architecture, name, matrix.bytes, false);
+    }
+    check(name.empty() || result.emplace(name, matrix).second, "{}: two tensors have the name \"{}\" in the model",
+          what, name);
+  }
+  return result;
+}
+
 }  // namespace
 
 PretrainedConfig load_gguf_config(const std::filesystem::path& path, const std::string& what) {
-  const InputFile file(path);
-  const GgufHeader header = read_gguf_header(file);
-  return config_of(GgufSource(file, header, what));
+  const GgufFiles files(path);
+  return config_of(GgufSource(files, what));
 }
 
 GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, const std::string& what) {
-  const InputFile file(path);
-  const GgufHeader header = read_gguf_header(file);
-  const GgufSource source(file, header, what);
-  GgufModel model{.config = config_of(source), .tensors = {}, .dtype = float32};
-  StateDict tensors = read_gguf_tensors(file, header, {.dequantized = dequantized, .mapped = true});
-  model.dtype = tensors.at(kGgufEmbedding).dtype();
-  model.tensors = std::visit(
+  const GgufFiles files(path);
+  const GgufSource source(files, what);
+  GgufModel model{.config = config_of(source), .tensors = {}, .matrices = {}, .dtype = dequantized};
+  std::map<std::string, GgufMatrix> matrices;
+  StateDict tensors = read_gguf_tensors(files, {.dequantized = dequantized, .mapped = true}, &matrices);
+  const auto embedding = tensors.find(kGgufEmbedding);
+  if (embedding != tensors.end()) {
+    model.dtype = embedding->second.dtype();
+  }
+  std::visit(
       [&](const auto& config) {
-        return hugging_face_tensors(config, source.architecture(), std::move(tensors), path, what);
+        if (family_of(config).ties_head(config)) {
+          const bool has_embedding = tensors.contains(kGgufEmbedding) || matrices.contains(kGgufEmbedding);
+          remove_tied_head(tensors, has_embedding, what);
+          remove_tied_head(matrices, has_embedding, what);
+        }
+        model.tensors = hugging_face_tensors(config, source.architecture(), std::move(tensors), path, what);
+        model.matrices = hugging_face_matrices(config, source.architecture(), matrices, what);
+        for (const auto& [name, matrix] : model.matrices) {
+          check(!model.tensors.contains(name), "{}: two tensors have the name \"{}\" in the model", what, name);
+        }
       },
       model.config);
   return model;

@@ -3,10 +3,12 @@
 // Models in GGUF files: conversion between llama.cpp's names of metadata and tensors and those of Hugging Face.
 
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include <mica/core/dtype.h>
 #include <mica/core/state_dict.h>
+#include <mica/io/detail/gguf_header.h>
 #include <mica/io/families/table.h>
 
 namespace mica::io::detail {
@@ -16,11 +18,12 @@ PretrainedConfig load_gguf_config(const std::filesystem::path& path, const std::
 
 struct GgufModel {
   PretrainedConfig config;
-  StateDict tensors;  // with Hugging Face's names; mapped unless they are quantized
-  DType dtype;        // of the embedding; in most files, norms are float32 regardless
+  StateDict tensors;                           // with Hugging Face's names; mapped
+  std::map<std::string, GgufMatrix> matrices;  // those that are quantized, likewise; never transposed
+  DType dtype;  // of the embedding, `dequantized` if it is quantized; in most files, norms are float32 regardless
 };
 
-/// Tensors that are stored as q8_0 or q4_0 get the dtype `dequantized`.
+/// Quantized tensors of other than two axes get the dtype `dequantized`.
 GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, const std::string& what);
 
 /// A model's tensors with Hugging Face's names as a GGUF file has them, and those that belong to the configuration.

@@ -19,32 +19,6 @@ namespace mica::io::detail {
 
 namespace {
 
-// Attention in windows, which mica does not have. What counts if an entry is missing is transformers' default.
-void refuse_windows(const ConfigEntries& c, const std::string& type, std::int64_t layers) {
-  const std::string window = "sliding_window", expected = "null: mica has no attention in windows";
-  if (c.has("layer_types")) {
-    const auto* const kinds = c.find("layer_types")->as<JsonValue::Array>();
-    const auto is_full = [](const JsonValue& kind) {
-      return kind.as<std::string>() != nullptr && *kind.as<std::string>() == "full_attention";
-    };
-    if (kinds == nullptr || static_cast<std::int64_t>(kinds->size()) != layers ||
-        !std::all_of(kinds->begin(), kinds->end(), is_full)) {
-      c.refuse("layer_types", fmt::format("\"full_attention\" {} times: mica has no other", layers));
-    }
-  }
-  // A window is in use in Mistral's configurations if it is given or missing, and in those of Qwen and SmolLM if it is
-  // asked for too.
-  if (type == "mistral") {
-    if (c.has(window) || !c.has_key(window)) {
-      c.refuse(window, expected);
-    }
-  } else if (type != "llama" && c.flag("use_sliding_window", false)) {
-    if (c.has(window) || (type != "smollm3" && !c.has_key(window))) {
-      c.refuse(window, expected);
-    }
-  }
-}
-
 // Which layers of SmolLM 3 have rotary embeddings.
 std::vector<bool> rotated_layers(const ConfigEntries& c, std::int64_t layers) {
   std::vector<bool> result;
@@ -69,6 +43,52 @@ std::vector<bool> rotated_layers(const ConfigEntries& c, std::int64_t layers) {
     c.refuse("no_rope_layers", fmt::format("1 (rotary embeddings) or 0 (none) for each of the {} layers", layers));
   }
   return result;
+}
+
+// Attention in windows, after transformers' configurations: all layers of Mistral have the window, which is 4,096 if
+// the entry is missing; in those of Qwen and SmolLM it must be asked for. Llama has none.
+void read_windows(const ConfigEntries& c, const std::string& type, nn::LlamaConfig& result) {
+  constexpr std::int64_t kDefault = 4096;
+  const std::string name = "sliding_window";
+  const auto window = [&](std::int64_t if_missing) {
+    return c.has_key(name) && !c.has(name) ? 0 : c.count(name, 1, kMostPositions, if_missing);
+  };
+  if (type == "mistral") {
+    result.window = window(kDefault);
+    return;
+  }
+  if (type != "llama" && c.flag("use_sliding_window", false)) {
+    result.window = c.has(name) || type != "smollm3" ? window(kDefault) : 0;
+  }
+  const bool windows = result.window > 0;
+  if (c.has("layer_types")) {
+    const auto* const kinds = c.find("layer_types")->as<JsonValue::Array>();
+    for (std::size_t i = 0; kinds != nullptr && i < kinds->size(); ++i) {
+      const auto* const kind = (*kinds)[i].as<std::string>();
+      if (kind == nullptr || (*kind != "full_attention" && !(windows && *kind == "sliding_attention"))) {
+        break;
+      }
+      result.windowed_layers.push_back(*kind == "sliding_attention");
+    }
+    if (kinds == nullptr || static_cast<std::int64_t>(kinds->size()) != result.layers ||
+        kinds->size() != result.windowed_layers.size()) {
+      c.refuse("layer_types",
+               fmt::format("\"full_attention\"{} {} times", windows ? " or \"sliding_attention\"" : "", result.layers));
+    }
+  } else if (windows) {
+    const std::int64_t first = type == "smollm3" ? 0 : c.count("max_window_layers", 0, INT64_MAX, 28);
+    for (std::int64_t i = 0; i < result.layers; ++i) {
+      result.windowed_layers.push_back(type == "smollm3" ? !result.rotated_layers[static_cast<std::size_t>(i)]
+                                                         : i >= first);
+    }
+  }
+  const auto& layers = result.windowed_layers;
+  if (std::find(layers.begin(), layers.end(), true) == layers.end()) {
+    result.window = 0;
+  }
+  if (result.window == 0 || std::find(layers.begin(), layers.end(), false) == layers.end()) {
+    result.windowed_layers.clear();
+  }
 }
 
 nn::LlamaConfig llama_config(const ConfigEntries& c, const std::string& type) {
@@ -112,7 +132,7 @@ nn::LlamaConfig llama_config(const ConfigEntries& c, const std::string& type) {
   if (type == "smollm3") {
     result.rotated_layers = rotated_layers(c, result.layers);
   }
-  refuse_windows(c, type, result.layers);
+  read_windows(c, type, result);
   return result;
 }
 
@@ -136,6 +156,13 @@ JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
     type = "smollm3";
     model = "SmolLM3ForCausalLM";
   }
+  const bool is_mistral = c.window > 0 && std::string_view(type) == "llama";
+  if (is_mistral) {
+    check(c.windowed_layers.empty() && !c.qkv_bias && !c.mlp_bias,
+          "save_pretrained: transformers has no Mistral with biases, or with a window in some layers only");
+    type = "mistral";
+    model = "MistralForCausalLM";
+  }
   check(
       c.rotary.scaling != nn::RotaryScaling::dynamic || c.rotary.original_context == c.context,
       "save_pretrained: transformers has no dynamic scaling from an original context of {} other than the context, {}",
@@ -154,10 +181,18 @@ JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
                             {"rms_norm_eps", json(c.norm_eps)},
                             {"attention_dropout", json(c.dropout)},
                             {"tie_word_embeddings", json(c.tied_head)},
-                            {"use_sliding_window", json(false)},
-                            {"sliding_window", {}},
+                            {"use_sliding_window", json(c.window > 0)},
+                            {"sliding_window", c.window > 0 ? json(c.window) : JsonValue{}},
                             {"bos_token_id", {}},
                             {"eos_token_id", {}}};
+  if (c.window > 0 && !is_mistral) {
+    JsonValue::Array kinds;
+    for (std::int64_t i = 0; i < c.layers; ++i) {
+      const bool has = c.windowed_layers.empty() || c.windowed_layers[static_cast<std::size_t>(i)];
+      kinds.push_back(json(std::string(has ? "sliding_attention" : "full_attention")));
+    }
+    entries["layer_types"] = {kinds};
+  }
   if (!is_qwen2) {
     entries["attention_bias"] = json(c.qkv_bias);
   }
@@ -296,6 +331,7 @@ GgufMetadata llama_gguf(const nn::LlamaConfig& c) {
       "save_gguf: llama.cpp chooses longrope's factors by the size of its context, and not by the length of the text");
   check(std::find(c.rotated_layers.begin(), c.rotated_layers.end(), false) == c.rotated_layers.end(),
         "save_gguf: the architecture llama has rotary embeddings in all layers");
+  check(c.window == 0, "save_gguf: llama.cpp's {} has no attention in windows", architecture);
   const nn::RotaryConfig usual{.scaling = RotaryScaling::yarn, .factor = c.rotary.factor};
   check(c.rotary.scaling != RotaryScaling::yarn ||
             (c.rotary.beta_fast == usual.beta_fast && c.rotary.beta_slow == usual.beta_slow && c.rotary.truncate &&

@@ -7,14 +7,14 @@
 #include <variant>
 
 #include <mica/nn/models/bert.h>
-#include <mica/nn/models/gemma2.h>
+#include <mica/nn/models/gemma.h>
 #include <mica/nn/models/gpt.h>
 #include <mica/nn/models/llama.h>
 
 namespace mica::io {
 
 /// Any of the supported models.
-using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Gemma2, nn::Bert>;
+using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Gemma, nn::Bert>;
 
 namespace detail {
 
@@ -28,7 +28,7 @@ const ModelFamily<nn::GPT>& family();
 template <>
 const ModelFamily<nn::Llama>& family();
 template <>
-const ModelFamily<nn::Gemma2>& family();
+const ModelFamily<nn::Gemma>& family();
 template <>
 const ModelFamily<nn::Bert>& family();
 

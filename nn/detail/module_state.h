@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@ struct ModuleState {
   std::shared_ptr<autograd::ModuleName> name = std::make_shared<autograd::ModuleName>();
   NamedTensors parameters;
   NamedTensors buffers;
+  std::set<std::string> fixed;  // names of buffers that keep their dtype
   std::vector<std::pair<std::string, std::shared_ptr<ModuleState>>> children;
   autograd::HookList<std::function<Tensors(const Tensors& inputs)>> before;
   autograd::HookList<std::function<Tensors(const Tensors& inputs, const Tensors& outputs)>> after;

@@ -25,6 +25,10 @@ const LlamaConfig& checked(const LlamaConfig& c) {
         c.head_width, c.heads, c.width);
   check(c.rotated_layers.empty() || static_cast<std::int64_t>(c.rotated_layers.size()) == c.layers,
         "Llama: expected rotated_layers to be empty or to have {} elements, got {}", c.layers, c.rotated_layers.size());
+  check(c.window >= 0, "Llama: expected a window of at least 1, or 0 for none, got {}", c.window);
+  check(c.windowed_layers.empty() || static_cast<std::int64_t>(c.windowed_layers.size()) == c.layers,
+        "Llama: expected windowed_layers to be empty or to have {} elements, got {}", c.layers,
+        c.windowed_layers.size());
   check(head_width_of(c) <= INT64_MAX / c.heads, "Llama: {} heads of width {} are too many", c.heads, head_width_of(c));
   return c;
 }
@@ -33,13 +37,17 @@ bool rotates_in(const LlamaConfig& c, std::int64_t layer) {
   return c.rotated_layers.empty() || c.rotated_layers[static_cast<std::size_t>(layer)];
 }
 
+std::int64_t window_in(const LlamaConfig& c, std::int64_t layer) {
+  return c.windowed_layers.empty() || c.windowed_layers[static_cast<std::size_t>(layer)] ? c.window : 0;
+}
+
 RMSNorm head_norm(const LlamaConfig& c) {
   return RMSNorm{head_width_of(c), {.eps = c.norm_eps, .elementwise_affine = c.qk_norm}};
 }
 
 }  // namespace
 
-LlamaAttention::LlamaAttention(const LlamaConfig& c, bool rotates)
+LlamaAttention::LlamaAttention(const LlamaConfig& c, std::int64_t layer)
     : heads(checked(c).heads),
       key_heads(c.key_heads),
       head_width(head_width_of(c)),
@@ -51,7 +59,8 @@ LlamaAttention::LlamaAttention(const LlamaConfig& c, bool rotates)
       q_norm(child("q_norm", head_norm(c))),
       k_norm(child("k_norm", head_norm(c))),
       rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})),
-      rotates(rotates),
+      rotates(rotates_in(c, layer)),
+      window(window_in(c, layer)),
       qk_norm_(c.qk_norm) {}
 
 Tensor LlamaAttention::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
@@ -75,8 +84,8 @@ Tensor LlamaAttention::operator()(const Tensor& x, const Tensor& positions, cons
       check(!mask.defined(), "LlamaAttention: a cache is for attention without a mask");
       return o_proj(cached.cache->attend(cached.layer, q, k, v));
     }
-    const Tensor y =
-        scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout : 0, .mask = mask});
+    const Tensor y = scaled_dot_product_attention(
+        q, k, v, {.causal = true, .window = window, .dropout = is_training() ? dropout : 0, .mask = mask});
     return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
   });
 }
@@ -102,9 +111,9 @@ Tensor LlamaMlp::operator()(const Tensor& x) const {
   return call(*this, x, [&](const Tensor& x) { return down_proj(swiglu(gate_proj(x), up_proj(x))); });
 }
 
-LlamaBlock::LlamaBlock(const LlamaConfig& c, bool rotates)
+LlamaBlock::LlamaBlock(const LlamaConfig& c, std::int64_t layer)
     : input_layernorm(child("input_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
-      self_attn(child("self_attn", LlamaAttention{c, rotates})),
+      self_attn(child("self_attn", LlamaAttention{c, layer})),
       post_attention_layernorm(child("post_attention_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
       mlp(child("mlp", LlamaMlp{c})) {}
 
@@ -122,7 +131,7 @@ LlamaModel::LlamaModel(const LlamaConfig& c)
       norm(child("norm", RMSNorm{c.width, {.eps = c.norm_eps}})),
       checkpoint(c.checkpoint) {
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    layers.push_back(LlamaBlock{c, rotates_in(c, i)});
+    layers.push_back(LlamaBlock{c, i});
   }
 }
 
@@ -173,13 +182,18 @@ Tensor Llama::next_token_logits(const Tensor& tokens, KeyValueCache* cache) cons
 
 KeyValueCache Llama::new_cache(std::int64_t batch, std::int64_t window) const {
   const Tensor& weight = model.embed_tokens.weight;
+  std::vector<std::int64_t> windows;
+  for (const LlamaBlock& block : model.layers) {
+    windows.push_back(block.self_attn.window);
+  }
   return KeyValueCache({.layers = config.layers,
                         .batch = batch,
                         .key_heads = config.key_heads,
                         .head_width = head_width_of(config),
                         .dtype = weight.dtype(),
                         .device = weight.device(),
-                        .window = window});
+                        .window = window,
+                        .windows = windows});
 }
 
 }  // namespace mica::nn

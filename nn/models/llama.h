@@ -30,21 +30,23 @@ struct LlamaConfig {
                       .original_context = 8192,
                       .low_frequency_factor = 1,
                       .high_frequency_factor = 4};
-  std::vector<bool> rotated_layers{};  ///< SmolLM 3: false for layers without rotary embeddings; empty: all have them
-  bool tied_head = true;               ///< lm_head.weight is model.embed_tokens.weight
-  bool qkv_bias = false;               ///< Qwen 2: of q_proj, k_proj and v_proj
-  bool output_bias = false;            ///< of o_proj
-  bool mlp_bias = false;               ///< of gate_proj, up_proj and down_proj
-  bool qk_norm = false;                ///< Qwen 3: normalizes each head's query and key before the rotation
-  double dropout = 0;                  ///< of the attention weights
-  bool checkpoint = false;             ///< save only the input of each block and recompute the rest in backward
+  std::int64_t window = 0;              ///< each position sees itself and the window − 1 before it; 0: all
+  std::vector<bool> windowed_layers{};  ///< false for layers without the window; empty: all have it
+  std::vector<bool> rotated_layers{};   ///< SmolLM 3: false for layers without rotary embeddings; empty: all have them
+  bool tied_head = true;                ///< lm_head.weight is model.embed_tokens.weight
+  bool qkv_bias = false;                ///< Qwen 2: of q_proj, k_proj and v_proj
+  bool output_bias = false;             ///< of o_proj
+  bool mlp_bias = false;                ///< of gate_proj, up_proj and down_proj
+  bool qk_norm = false;                 ///< Qwen 3: normalizes each head's query and key before the rotation
+  double dropout = 0;                   ///< of the attention weights
+  bool checkpoint = false;              ///< save only the input of each block and recompute the rest in backward
 };
 
 /// Self-attention with rotary embeddings and grouped queries, x (B, T, width) to (B, T, width).
 class LlamaAttention : public Module {
  public:
-  /// Without `rotates`, queries and keys are not rotated.
-  explicit LlamaAttention(const LlamaConfig& config, bool rotates = true);
+  /// Attention of layer `layer`.
+  explicit LlamaAttention(const LlamaConfig& config, std::int64_t layer = 0);
   /// positions (B, T): of each token in its text; undefined: 0, 1, …, or those after the cache's. mask:
   /// AttentionOptions::mask, not together with `cached`. With `cached`, the tokens follow those in the cache, and
   /// attend to these as well.
@@ -56,7 +58,8 @@ class LlamaAttention : public Module {
   Linear q_proj, k_proj, v_proj, o_proj;
   RMSNorm q_norm, k_norm;  // registered, with weights, only with qk_norm
   RotaryEmbedding rotary;
-  bool rotates;
+  bool rotates;         // whether queries and keys are rotated
+  std::int64_t window;  // 0: none
 
  private:
   /// Splits x (B, T, count · head_width) into heads: (B, T, count, head_width).
@@ -81,7 +84,7 @@ class LlamaMlp : public Module {
 class LlamaBlock : public Module {
  public:
   /// See LlamaAttention.
-  explicit LlamaBlock(const LlamaConfig& config, bool rotates = true);
+  explicit LlamaBlock(const LlamaConfig& config, std::int64_t layer = 0);
   Tensor operator()(const Tensor& x, const Tensor& positions = {}, const Tensor& mask = {},
                     const CachedLayer& cached = {}) const;
 
@@ -104,9 +107,9 @@ class LlamaModel : public Module {
   bool checkpoint;
 };
 
-/// A decoder-only transformer with the architecture of Llama 2 and 3, Mistral (without its sliding window), SmolLM,
-/// Qwen 2, 2.5 and 3: pre-norm blocks with RMS norms, rotary embeddings, grouped-query attention and SwiGLU, and a head
-/// that may be tied to the token embedding.
+/// A decoder-only transformer with the architecture of Llama 2 and 3, Mistral, SmolLM, Qwen 2, 2.5 and 3: pre-norm
+/// blocks with RMS norms, rotary embeddings, grouped-query attention and SwiGLU, and a head that may be tied to the
+/// token embedding.
 ///
 /// Initialized with normal weights of standard deviation 0.02, biases 0 and norms 1. Parameters are named as in Hugging
 /// Face's files: model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …, model.norm.weight,

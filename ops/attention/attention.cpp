@@ -1,13 +1,17 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/grad_mode.h>
+#include <mica/core/creation.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/attention/detail/attention_plan.h>
 #include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/attention/detail/fused_attention.h>
 #include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/where.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -32,6 +36,8 @@ void check_options(const char* name, const Tensor& q, const Tensor& k, const Att
   check(options.causal_offset >= -queries && options.causal_offset <= std::max(keys, queries),
         "{}: expected causal_offset in [{}, {}] for {} queries and {} keys, got {}", name, -queries,
         std::max(keys, queries), queries, keys, options.causal_offset);
+  check(options.window >= 0 && (options.window == 0 || options.causal),
+        "{}: expected a window >= 0, and with a window `causal`, got {} and {}", name, options.window, options.causal);
   const Tensor& mask = options.mask;
   if (!mask.defined()) {
     return;
@@ -117,6 +123,62 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
        name_of(options.backend), q.shape(), k.shape(), v.shape(), q.dtype(), q.device());
 }
 
+// Rows [t0, t1) and columns [s0, s1) of a mask that broadcasts to (…, T, S).
+Tensor part_of_mask(const Tensor& mask, std::int64_t t0, std::int64_t t1, std::int64_t s0, std::int64_t s1) {
+  Tensor part = mask;
+  if (mask.defined() && mask.dim() >= 1 && mask.size(-1) > 1) {
+    part = slice(part, -1, s0, s1);
+  }
+  if (mask.defined() && mask.dim() >= 2 && mask.size(-2) > 1) {
+    part = slice(part, -2, t0, t1);
+  }
+  return part;
+}
+
+// Attention within a window: a block of queries after the other, each with the keys from its first query's window to
+// its last query.
+Tensor windowed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+  constexpr std::int64_t kLeast = 64, kMostCpu = 256, kMostCuda = 1024;
+  const std::int64_t queries = q.size(-2), keys = k.size(-2), window = options.window, offset = options.causal_offset;
+  AttentionOptions part = options;
+  part.window = 0;
+  if (queries + offset <= window) {  // the last query reaches back to the first key
+    return scaled_dot_product_attention(q, k, v, part);
+  }
+  const std::int64_t block = std::clamp(window, kLeast, q.device().is_cuda() ? kMostCuda : kMostCpu);
+  const Tensor indices = arange(static_cast<double>(std::min(keys, window + block)), int64, q.device());
+  Tensors parts;
+  Tensor near;  // (rows, columns): whether a key is within a query's window
+  std::int64_t near_shift = 0;
+  for (std::int64_t first = 0; first < queries; first += block) {
+    const std::int64_t last = std::min(first + block, queries), rows = last - first;
+    const std::int64_t end = std::clamp<std::int64_t>(last + offset, 0, keys);
+    const std::int64_t begin = std::clamp<std::int64_t>(first + offset - window + 1, 0, end), columns = end - begin;
+    part.causal_offset = std::clamp(first + offset - begin, -rows, std::max(rows, columns));
+    part.mask = part_of_mask(options.mask, first, last, begin, end);
+    if (last + offset > window && rows > 1) {
+      // Query first + i sees key begin + j if j > i + shift.
+      const std::int64_t shift = first + offset - window - begin;
+      if (!near.defined() || near_shift != shift || near.shape() != Shape{rows, columns}) {
+        near = gt(
+            slice(indices, 0, 0, columns),
+            unsqueeze(arange(static_cast<double>(shift), static_cast<double>(shift + rows), 1, int64, q.device()), 1));
+        near_shift = shift;
+      }
+      if (!part.mask.defined()) {
+        part.mask = near;
+      } else if (part.mask.dtype() == boolean) {
+        part.mask = logical_and(part.mask, near);
+      } else {
+        part.mask = where(near, part.mask, -std::numeric_limits<double>::infinity());
+      }
+    }
+    parts.push_back(scaled_dot_product_attention(slice(q, -2, first, last), slice(k, -2, begin, end),
+                                                 slice(v, -2, begin, end), part));
+  }
+  return cat(parts, -2);
+}
+
 }  // namespace
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -129,6 +191,9 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   }
   check_operands(kName, q, k, v);
   check_options(kName, q, k, options);
+  if (options.window > 0) {
+    return windowed_attention(q, k, v, options);
+  }
   const detail::AttentionRule rule = rule_of(q, options);
   if (std::optional<detail::FusedCall> call = choose(kName, q, k, v, options, rule)) {
     return detail::fused_attention(std::move(*call), q, k, v, rule);
@@ -152,6 +217,10 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOpti
     const Tensor x = slice(qkv, 2, part * width, (part + 1) * width);
     return transpose(reshape(x, {x.size(0), x.size(1), heads, width / heads}), 1, 2);
   };
+  const auto joined = [&](const Tensor& y) { return reshape(transpose(y, 1, 2), {qkv.size(0), qkv.size(1), width}); };
+  if (options.window > 0) {
+    return joined(scaled_dot_product_attention(by_head(0), by_head(1), by_head(2), options));
+  }
   detail::AttentionRule rule;
   std::optional<detail::FusedCall> call;
   {
@@ -164,8 +233,7 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOpti
   if (call) {
     return detail::fused_self_attention(std::move(*call), qkv, rule);
   }
-  const Tensor y = detail::composed_attention(by_head(0), by_head(1), by_head(2), options.mask, rule);
-  return reshape(transpose(y, 1, 2), {qkv.size(0), qkv.size(1), width});
+  return joined(detail::composed_attention(by_head(0), by_head(1), by_head(2), options.mask, rule));
 }
 
 Tensor document_mask(const Tensor& documents) {

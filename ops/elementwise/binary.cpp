@@ -18,7 +18,7 @@ using autograd::Context;
 
 template <class F>
 Tensor compute(F f, const Tensor& a, const Tensor& b) {
-  const Tensor out = empty(detail::common_shape(a, b, F::name), a.dtype(), a.device());
+  const Tensor out = detail::new_result(detail::common_shape(a, b, F::name), a.dtype(), a, b);
   on_device(out.device(), [&](auto device) { kernels::binary(device, f, out, a, b); });
   return out;
 }
@@ -26,7 +26,7 @@ Tensor compute(F f, const Tensor& a, const Tensor& b) {
 template <class F>
 Tensor compute(F f, const Tensor& a, double b) {
   detail::check_number(b, a.dtype(), F::name);
-  const Tensor out = empty(a.shape(), a.dtype(), a.device());
+  const Tensor out = detail::new_result(a.shape(), a.dtype(), a);
   on_device(out.device(), [&](auto device) { kernels::binary(device, f, out, a, b); });
   return out;
 }
@@ -34,7 +34,7 @@ Tensor compute(F f, const Tensor& a, double b) {
 template <class F>
 Tensor compute(F f, double a, const Tensor& b) {
   detail::check_number(a, b.dtype(), F::name);
-  const Tensor out = empty(b.shape(), b.dtype(), b.device());
+  const Tensor out = detail::new_result(b.shape(), b.dtype(), b);
   on_device(out.device(), [&](auto device) { kernels::binary(device, f, out, a, b); });
   return out;
 }
@@ -206,7 +206,7 @@ struct FusedGradient {
   double number = 0;
 
   Tensor forward(Context& ctx, const Tensor& dy, const Tensor& a, const Tensor& b) const {
-    const Tensor dx = empty(dy.shape(), dy.dtype(), dy.device());
+    const Tensor dx = detail::new_result(dy.shape(), dy.dtype(), dy);
     on_device(dy.device(), [&](auto device) {
       kernels::binary_backward(device, F{}, by, dx, dy, a.defined() ? Operand(a) : Operand(number),
                                b.defined() ? Operand(b) : Operand(number));

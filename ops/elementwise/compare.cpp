@@ -12,7 +12,7 @@ namespace {
 enum class Order { given, exchanged };
 
 Tensor compare(const char* op, kernels::Comparison f, const Tensor& a, const Tensor& b, Order order = Order::given) {
-  const Tensor out = empty(detail::common_shape(a, b, op), boolean, a.device());
+  const Tensor out = detail::new_result(detail::common_shape(a, b, op), boolean, a, b);
   const bool given = order == Order::given;
   on_device(out.device(),
             [&](auto device) { kernels::compare(device, f, a.dtype(), out, given ? a : b, given ? b : a); });
@@ -22,7 +22,7 @@ Tensor compare(const char* op, kernels::Comparison f, const Tensor& a, const Ten
 Tensor compare(const char* op, kernels::Comparison f, const Tensor& a, double b, Order order = Order::given) {
   detail::check_number(b, a.dtype(), op);
   const Operand number = detail::rounded(b, a.dtype());
-  const Tensor out = empty(a.shape(), boolean, a.device());
+  const Tensor out = detail::new_result(a.shape(), boolean, a);
   const bool given = order == Order::given;
   on_device(out.device(), [&](auto device) {
     kernels::compare(device, f, a.dtype(), out, given ? Operand(a) : number, given ? number : Operand(a));
@@ -37,7 +37,7 @@ void check_boolean(const Tensor& x, const char* op) {
 Tensor logical(const char* op, kernels::LogicalFunction f, const Tensor& a, const Tensor& b) {
   check_boolean(a, op);
   check_boolean(b, op);
-  const Tensor out = empty(detail::common_shape(a, b, op), boolean, a.device());
+  const Tensor out = detail::new_result(detail::common_shape(a, b, op), boolean, a, b);
   on_device(out.device(), [&](auto device) { kernels::logical(device, f, out, a, b); });
   return out;
 }
@@ -66,7 +66,7 @@ Tensor logical_and(const Tensor& a, const Tensor& b) { return logical("logical_a
 Tensor logical_or(const Tensor& a, const Tensor& b) { return logical("logical_or", functions::Or{}, a, b); }
 Tensor logical_not(const Tensor& a) {
   check_boolean(a, "logical_not");
-  const Tensor out = empty(a.shape(), boolean, a.device());
+  const Tensor out = detail::new_result(a.shape(), boolean, a);
   on_device(out.device(), [&](auto device) { kernels::logical_not(device, out, a); });
   return out;
 }

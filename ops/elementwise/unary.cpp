@@ -5,6 +5,7 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/detail/elementwise_kernels.h>
+#include <mica/ops/elementwise/detail/operands.h>
 #include <mica/ops/elementwise/detail/unary_gradient.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
@@ -80,7 +81,7 @@ struct UnaryGradient {
   F f{};
 
   Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& v) const {
-    const Tensor dx = empty_like(dy);
+    const Tensor dx = detail::new_result(dy.shape(), dy.dtype(), dy, v);
     on_device(dy.device(), [&](auto device) { kernels::unary_backward(device, f, dx, dy, v); });
     ctx.save_for_backward(dy, v);
     return dx;
@@ -100,7 +101,7 @@ struct Unary {
 
   Tensor forward(autograd::Context& ctx, const Tensor& x) const {
     check(is_floating(x.dtype()), "{}: expected a floating dtype, got {}", F::name, x.dtype());
-    const Tensor y = empty_like(x);
+    const Tensor y = detail::new_result(x.shape(), x.dtype(), x);
     on_device(x.device(), [&](auto device) { kernels::unary(device, f, y, x); });
     ctx.save_for_backward(F::from_output ? y : x);
     return y;
@@ -146,7 +147,7 @@ struct Neg {
 
   Tensor forward(autograd::Context&, const Tensor& x) const {
     check(x.dtype() != uint8 && x.dtype() != boolean, "neg: expected a signed dtype, got {}", x.dtype());
-    const Tensor y = empty_like(x);
+    const Tensor y = detail::new_result(x.shape(), x.dtype(), x);
     on_device(x.device(), [&](auto device) { kernels::binary(device, functions::Mul{}, y, x, -1.0); });
     return y;
   }

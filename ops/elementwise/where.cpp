@@ -1,4 +1,5 @@
 #include <mica/autograd/function.h>
+#include <mica/core/channels_last.h>
 #include <mica/ops/elementwise/detail/elementwise_kernels.h>
 #include <mica/ops/elementwise/detail/operands.h>
 #include <mica/ops/elementwise/where.h>
@@ -17,7 +18,7 @@ Shape shape_with_condition(const Tensor& condition, const Shape& shape, Device d
 }
 
 Tensor select(const Tensor& condition, const Operand& a, const Operand& b, const Shape& shape, DType dtype) {
-  const Tensor out = empty(shape, dtype, condition.device());
+  const Tensor out = empty_in_layout(shape, dtype, condition.device(), {a.tensor, b.tensor});
   on_device(out.device(), [&](auto device) { kernels::where(device, out, condition, a, b); });
   return out;
 }

@@ -185,7 +185,7 @@ void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridO
 
 void check_options(const QuantizeOptions& options) {
   quantized::check_bits(kOp, options.bits);
-  quantized::check_group_size(kOp, options.group_size);
+  quantized::check_group_size(kOp, options.group_size, options.bits);
   quantized::check_mode(kOp, options.mode);
   check(options.scheme <= QuantizationScheme::symmetric, "{}: expected the scheme asymmetric or symmetric, got {}", kOp,
         static_cast<int>(options.scheme));

@@ -3,9 +3,11 @@
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/ops/index/index.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 #include <mica/ops/quantized/quantized.h>
+#include <mica/ops/view/view.h>
 
 namespace mica {
 
@@ -24,7 +26,7 @@ std::string_view name_of(QuantizationMode mode) {
 
 // The tensors of a product except x, in the order in which they are inputs of the op.
 struct Operands {
-  Tensor packed, scale, zero, columns, rows;
+  Tensor packed, scale, zero, scale_factor, zero_factor, columns, rows;
 };
 
 // What describes a weight, apart from its tensors.
@@ -40,6 +42,8 @@ struct Format {
     return {.packed = t.packed,
             .scale = t.scale,
             .zero = t.zero,
+            .scale_factor = t.scale_factor,
+            .zero_factor = t.zero_factor,
             .rows = rows,
             .bits = bits,
             .group_size = group_size,
@@ -48,6 +52,16 @@ struct Format {
 };
 
 Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? contiguous_data(x) : x; }
+
+Operands operands_of(const QuantizedWeight& q) {
+  return {.packed = contiguous_data(q.packed),
+          .scale = contiguous_or_undefined(q.scale),
+          .zero = contiguous_or_undefined(q.zero),
+          .scale_factor = contiguous_or_undefined(q.scale_factor),
+          .zero_factor = contiguous_or_undefined(q.zero_factor),
+          .columns = {},
+          .rows = {}};
+}
 
 // Channel scales as a contiguous vector of the accumulation dtype.
 Tensor factors(const Tensor& x, DType dtype) {
@@ -79,15 +93,17 @@ struct QuantizedMatmulGradient {
   Format format;
 
   Tensor forward(autograd::Context& ctx, const Tensor& dy, const Tensor& packed, const Tensor& scale,
-                 const Tensor& zero, const Tensor& columns, const Tensor& rows) const {
-    ctx.save_for_backward(packed, scale, zero, columns, rows);
+                 const Tensor& zero, const Tensor& scale_factor, const Tensor& zero_factor, const Tensor& columns,
+                 const Tensor& rows) const {
+    ctx.save_for_backward(packed, scale, zero, scale_factor, zero_factor, columns, rows);
     const Tensor dx = empty(with_last(dy.shape(), format.rows), dy.dtype(), dy.device());
     if (dx.numel() > 0 && dy.numel() > 0) {
-      const kernels::QuantizedMatmulBackward args{.weight = format.with({packed, scale, zero, {}, {}}),
-                                                  .dy = flat_rows(dy),
-                                                  .columns = factors(columns, dy.dtype()),
-                                                  .rows = factors(rows, dy.dtype()),
-                                                  .dx = dx};
+      const kernels::QuantizedMatmulBackward args{
+          .weight = format.with({packed, scale, zero, scale_factor, zero_factor, {}, {}}),
+          .dy = flat_rows(dy),
+          .columns = factors(columns, dy.dtype()),
+          .rows = factors(rows, dy.dtype()),
+          .dx = dx};
       on_device(dx.device(), [&](auto device) { kernels::quantized_matmul_backward(device, args); });
     } else {
       fill_data(dx, 0);
@@ -96,8 +112,15 @@ struct QuantizedMatmulGradient {
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& ddx) const {
-    const auto [packed, scale, zero, columns, rows] = ctx.saved<5>();
-    return {product(ddx, {packed, scale, zero, columns, rows}, format), {}, {}, {}, {}, {}};
+    const auto [packed, scale, zero, scale_factor, zero_factor, columns, rows] = ctx.saved<7>();
+    return {product(ddx, {packed, scale, zero, scale_factor, zero_factor, columns, rows}, format),
+            {},
+            {},
+            {},
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
@@ -106,15 +129,17 @@ struct QuantizedMatmul {
   Format format;
 
   Tensor forward(autograd::Context& ctx, const Tensor& x, const Tensor& packed, const Tensor& scale, const Tensor& zero,
-                 const Tensor& columns, const Tensor& rows) const {
-    ctx.save_for_backward(packed, scale, zero, columns, rows);
+                 const Tensor& scale_factor, const Tensor& zero_factor, const Tensor& columns,
+                 const Tensor& rows) const {
+    ctx.save_for_backward(packed, scale, zero, scale_factor, zero_factor, columns, rows);
     const Tensor y = empty(with_last(x.shape(), packed.size(1)), x.dtype(), x.device());
     if (y.numel() > 0 && x.numel() > 0) {
-      const kernels::QuantizedMatmulForward args{.weight = format.with({packed, scale, zero, {}, {}}),
-                                                 .x = flat_rows(x),
-                                                 .columns = factors(columns, x.dtype()),
-                                                 .rows = factors(rows, x.dtype()),
-                                                 .y = y};
+      const kernels::QuantizedMatmulForward args{
+          .weight = format.with({packed, scale, zero, scale_factor, zero_factor, {}, {}}),
+          .x = flat_rows(x),
+          .columns = factors(columns, x.dtype()),
+          .rows = factors(rows, x.dtype()),
+          .y = y};
       on_device(y.device(), [&](auto device) { kernels::quantized_matmul_forward(device, args); });
     } else {
       fill_data(y, 0);
@@ -123,16 +148,25 @@ struct QuantizedMatmul {
   }
 
   Tensors backward(autograd::Context& ctx, const Tensor& dy) const {
-    const auto [packed, scale, zero, columns, rows] = ctx.saved<5>();
-    return {gradient_of_x(dy, {packed, scale, zero, columns, rows}, format), {}, {}, {}, {}, {}};
+    const auto [packed, scale, zero, scale_factor, zero_factor, columns, rows] = ctx.saved<7>();
+    return {gradient_of_x(dy, {packed, scale, zero, scale_factor, zero_factor, columns, rows}, format),
+            {},
+            {},
+            {},
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
 Tensor product(const Tensor& x, const Operands& t, const Format& format) {
-  return autograd::apply(QuantizedMatmul{format}, x, t.packed, t.scale, t.zero, t.columns, t.rows);
+  return autograd::apply(QuantizedMatmul{format}, x, t.packed, t.scale, t.zero, t.scale_factor, t.zero_factor,
+                         t.columns, t.rows);
 }
 Tensor gradient_of_x(const Tensor& dy, const Operands& t, const Format& format) {
-  return autograd::apply(QuantizedMatmulGradient{format}, dy, t.packed, t.scale, t.zero, t.columns, t.rows);
+  return autograd::apply(QuantizedMatmulGradient{format}, dy, t.packed, t.scale, t.zero, t.scale_factor, t.zero_factor,
+                         t.columns, t.rows);
 }
 
 // Throws if x requires a gradient, since it would silently get none.
@@ -141,9 +175,25 @@ void check_constant(const char* op, const char* name, const Tensor& x) {
         op, name);
 }
 
+// Checks the second level of scales or zeros: present if and only if the first one is uint8.
+void check_factor(const char* op, const QuantizedWeight& q, const char* name, const Tensor& x, const Tensor& factor) {
+  if (!x.defined() || x.dtype() != uint8) {
+    check(!factor.defined(), "{}: expected no {}_factor unless {} is uint8", op, name, name);
+    return;
+  }
+  check(q.group_size != kWholeColumn, "{}: expected a floating {} for whole columns, got uint8", op, name);
+  const Shape shape{quantized::groups_of(q.rows, quantized::kFactorRows), q.columns()};
+  check(factor.defined() && factor.shape() == shape && is_floating(factor.dtype()) &&
+            factor.device() == q.packed.device(),
+        "{}: expected a floating {}_factor of shape {} on {} for a {} of uint8, got {}", op, name, shape,
+        q.packed.device(), name, quantized::described(factor));
+  check_constant(op, name, factor);
+}
+
 // Checks one of q's tensors: present if and only if its mode uses it, with an allowed shape.
-void check_part(const char* op, const QuantizedWeight& q, const char* name, const Tensor& x, bool expected,
-                bool may_be_scalar) {
+void check_part(const char* op, const QuantizedWeight& q, const char* name, const Tensor& x, const Tensor& factor,
+                bool expected, bool may_be_scalar) {
+  check_factor(op, q, name, x, factor);
   if (!expected) {
     check(!x.defined(), "{}: expected no {} in mode {}", op, name, name_of(q.mode));
     return;
@@ -152,8 +202,9 @@ void check_part(const char* op, const QuantizedWeight& q, const char* name, cons
   const Shape shape{q.groups(), q.columns()};
   check(x.shape() == shape || (may_be_scalar && x.dim() == 0), "{}: expected {} of shape {}{}, got {}", op, name, shape,
         may_be_scalar ? " or []" : "", x.shape());
-  check(is_floating(x.dtype()) && x.device() == q.packed.device(),
-        "{}: expected {} of a floating dtype on {}, got {} on {}", op, name, q.packed.device(), x.dtype(), x.device());
+  check((is_floating(x.dtype()) || (x.dtype() == uint8 && x.dim() == 2)) && x.device() == q.packed.device(),
+        "{}: expected {} of a floating dtype or uint8 on {}, got {} on {}", op, name, q.packed.device(), x.dtype(),
+        x.device());
   check_constant(op, name, x);
 }
 
@@ -176,7 +227,7 @@ void check_channels(const Tensor& x, const QuantizedWeight& q, const ChannelScal
 
 void check_weight(const char* op, const QuantizedWeight& q) {
   quantized::check_bits(op, q.bits);
-  quantized::check_group_size(op, q.group_size);
+  quantized::check_group_size(op, q.group_size, q.bits);
   quantized::check_mode(op, q.mode);
   check(q.packed.defined() && q.packed.dtype() == int32 && q.packed.dim() == 2,
         "{}: expected packed to be an int32 matrix, got {}", op, quantized::described(q.packed));
@@ -184,12 +235,12 @@ void check_weight(const char* op, const QuantizedWeight& q) {
   check(q.packed.size(0) == quantized::words_of(q.rows, q.bits),
         "{}: expected packed of shape [{}, N] for {} rows of {} bits, got {}", op, quantized::words_of(q.rows, q.bits),
         q.rows, q.bits, q.packed.shape());
-  check_part(op, q, "scale", q.scale, quantized::has_scale(q.mode), false);
-  check_part(op, q, "zero", q.zero, quantized::has_zero(q.mode), true);
+  check_part(op, q, "scale", q.scale, q.scale_factor, quantized::has_scale(q.mode), false);
+  check_part(op, q, "zero", q.zero, q.zero_factor, quantized::has_zero(q.mode), true);
 }
 
 std::int64_t QuantizedWeight::groups() const {
-  quantized::check_group_size("QuantizedWeight", group_size);
+  quantized::check_group_size("QuantizedWeight", group_size, bits);
   check(rows >= 0, "QuantizedWeight: expected rows >= 0, got {}", rows);
   return quantized::groups_of(rows, group_size);
 }
@@ -199,14 +250,27 @@ Tensor dequantize(const QuantizedWeight& q, DType dtype) {
   check(is_floating(dtype), "dequantize: expected a floating dtype, got {}", dtype);
   const Tensor out = empty({q.rows, q.columns()}, dtype, q.packed.device());
   if (out.numel() > 0) {
-    const Format format(q);
-    const kernels::Dequantize args{
-        .weight = format.with(
-            {contiguous_data(q.packed), contiguous_or_undefined(q.scale), contiguous_or_undefined(q.zero), {}, {}}),
-        .out = out};
+    const kernels::Dequantize args{.weight = Format(q).with(operands_of(q)), .out = out};
     on_device(out.device(), [&](auto device) { kernels::dequantize(device, args); });
   }
   return out;
+}
+
+Tensor quantized_embedding(const QuantizedWeight& q, const Tensor& indices, DType dtype) {
+  check_weight("quantized_embedding", q);
+  check(indices.defined() && (indices.dtype() == int64 || indices.dtype() == int32) &&
+            indices.device() == q.packed.device(),
+        "quantized_embedding: expected indices of int64 or int32 on {}, got {}", q.packed.device(),
+        quantized::described(indices));
+  const Tensor flat = reshape(indices, {indices.numel()});
+  QuantizedWeight some = q;
+  for (const auto& [name, part] : quantized_parts()) {
+    const Tensor& tensor = q.*part;
+    some.*part = tensor.defined() && tensor.dim() == 2 ? index_select(tensor, 1, flat) : tensor;
+  }
+  Shape shape = indices.shape();
+  shape.push_back(q.rows);
+  return reshape(contiguous_data(transpose(dequantize(some, dtype), 0, 1)), shape);
 }
 
 Tensor quantized_matmul(const Tensor& x, const QuantizedWeight& q, const ChannelScales& channels) {
@@ -218,10 +282,10 @@ Tensor quantized_matmul(const Tensor& x, const QuantizedWeight& q, const Channel
   check(q.packed.device() == x.device(), "quantized_matmul: expected a weight on {}, got one on {}", x.device(),
         q.packed.device());
   check_channels(x, q, channels);
-  return product(x,
-                 {contiguous_data(q.packed), contiguous_or_undefined(q.scale), contiguous_or_undefined(q.zero),
-                  channels.columns, channels.rows},
-                 Format(q));
+  Operands operands = operands_of(q);
+  operands.columns = channels.columns;
+  operands.rows = channels.rows;
+  return product(x, operands, Format(q));
 }
 
 }  // namespace mica

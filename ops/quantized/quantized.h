@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <utility>
 
 #include <mica/core/tensor.h>
 
@@ -25,19 +27,33 @@ inline constexpr std::int64_t kWholeColumn = -1;
 ///
 /// A group is group_size consecutive rows of one column; the last one is shorter if K is not a multiple. A column has
 /// G = groups() of them.
+///
+/// Scales and zeros may have two levels, which take less memory: `scale` is then uint8, and group g has the scale
+/// (scale[g, n] − 128) · scale_factor[k / 256, n], with k the group's first row; likewise zero and zero_factor.
 struct QuantizedWeight {
   Tensor packed = {};  ///< int32 (⌈K · bits / 32⌉, N): each word holds 32 / bits consecutive rows of a column, the
                        ///< first in the lowest bits
-  Tensor scale = {};   ///< floating (G, N); undefined in the modes packed and shift
-  Tensor zero = {};    ///< floating (G, N), or () if all are equal; undefined in the modes packed and scale
+  Tensor scale = {};   ///< floating or uint8 (G, N); undefined in the modes packed and shift
+  Tensor zero = {};    ///< like scale, or floating () if all are equal; undefined in the modes packed and scale
+  Tensor scale_factor = {};      ///< floating (⌈K / 256⌉, N) if scale is uint8, else undefined
+  Tensor zero_factor = {};       ///< floating (⌈K / 256⌉, N) if zero is uint8, else undefined
   std::int64_t rows = 0;         ///< K
   int bits = 4;                  ///< 8, 4, 2 or 1
-  std::int64_t group_size = 64;  ///< 32, 64, 128 or kWholeColumn
+  std::int64_t group_size = 64;  ///< 16 (not for 1 bit), 32, 64, 128 or kWholeColumn (not for two levels)
   QuantizationMode mode = QuantizationMode::scale_and_shift;
 
   std::int64_t columns() const { return packed.size(1); }  // N
   std::int64_t groups() const;
 };
+
+/// The tensors of a QuantizedWeight and their names.
+inline constexpr std::array<std::pair<const char*, Tensor QuantizedWeight::*>, 5> quantized_parts() {
+  return {{{"packed", &QuantizedWeight::packed},
+           {"scale", &QuantizedWeight::scale},
+           {"zero", &QuantizedWeight::zero},
+           {"scale_factor", &QuantizedWeight::scale_factor},
+           {"zero_factor", &QuantizedWeight::zero_factor}}};
+}
 
 /// Throws Error unless q's tensors match each other and q's format. The message starts with `op` and names the field.
 void check_weight(const char* op, const QuantizedWeight& q);
@@ -67,6 +83,11 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options = {});
 /// The weight (K, N) that q represents, in any floating dtype: computed in float32 (float64 for float64) and rounded
 /// once. Not differentiable. Throws Error if check_weight() does or if dtype is not floating.
 Tensor dequantize(const QuantizedWeight& q, DType dtype = float32);
+
+/// Columns of q as rows of an embedding table: y[i, :] is column indices[i] of dequantize(q, dtype), for int64 or int32
+/// indices of any shape (…), as (…, K). Dequantizes no other columns. Not differentiable. An index out of range is an
+/// Error on the CPU, and reads NaN on CUDA (mode packed and shift: 0 − zero).
+Tensor quantized_embedding(const QuantizedWeight& q, const Tensor& indices, DType dtype);
 
 /// Packs integers (K, N) in [0, 2^bits) into int32 words, as in QuantizedWeight::packed. CPU only. Throws Error for
 /// other values.

@@ -127,6 +127,33 @@ inline Tensors call_attention(const Case& c, const Tensors& x, Device) {
   return {scaled_dot_product_attention(x.at(0), x.at(1), x.at(2), options)};
 }
 
+inline Call convolution(Tensor (*f)(const Tensor&, const Tensor&, const Tensor&, const ConvOptions&)) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors {
+    const Json& a = c.attributes;
+    ConvOptions options{
+        .stride = dims(a["stride"]), .dilation = dims(a["dilation"]), .groups = a["groups"].get<std::int64_t>()};
+    if (a["padding"].is_string()) {
+      options.padding = ConvPadding(a["padding"].get<std::string>());
+    } else {
+      options.padding = dims(a["padding"]);
+    }
+    return {f(x.at(0), x.at(1), x.size() > 2 ? x[2] : Tensor{}, options)};
+  };
+}
+
+inline Call transposed_convolution(Tensor (*f)(const Tensor&, const Tensor&, const Tensor&,
+                                               const ConvTransposeOptions&)) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors {
+    const Json& a = c.attributes;
+    return {f(x.at(0), x.at(1), x.size() > 2 ? x[2] : Tensor{},
+              ConvTransposeOptions{.stride = dims(a["stride"]),
+                                   .padding = dims(a["padding"]),
+                                   .output_padding = dims(a["output_padding"]),
+                                   .dilation = dims(a["dilation"]),
+                                   .groups = a["groups"].get<std::int64_t>()})};
+  };
+}
+
 inline Tensors call_layer_norm(const Case& c, const Tensors& x, Device) {
   return {layer_norm(x.at(0), dims(c.attributes["normalized_shape"]), x.size() > 1 ? x[1] : Tensor{},
                      x.size() > 2 ? x[2] : Tensor{}, number(c.attributes["eps"]))};
@@ -135,6 +162,56 @@ inline Tensors call_layer_norm(const Case& c, const Tensors& x, Device) {
 inline Tensors call_rms_norm(const Case& c, const Tensors& x, Device) {
   return {rms_norm(x.at(0), dims(c.attributes["normalized_shape"]), x.size() > 1 ? x[1] : Tensor{},
                    number(c.attributes["eps"]))};
+}
+
+inline FftNorm norm_of(const Json& a) {
+  return a["norm"] == "ortho" ? FftNorm::ortho : a["norm"] == "forward" ? FftNorm::forward : FftNorm::backward;
+}
+
+/// Calls a transform along one axis, or along several.
+template <class F>
+Call transform(F f) {
+  return with([f](const Tensor& x, const Json& a) {
+    if constexpr (std::is_invocable_v<F, Tensor, FftOptions>) {
+      FftOptions options{.axis = a.value("axes", -1), .norm = norm_of(a)};
+      if (a.contains("n")) {
+        options.n = a["n"].get<std::int64_t>();
+      }
+      return f(x, options);
+    } else {
+      Fft2Options options{.norm = norm_of(a)};
+      if (a.contains("axes")) {
+        options.axes = a["axes"].is_array() ? dims(a["axes"]) : Dims{a["axes"].get<std::int64_t>()};
+      }
+      if (a.contains("lengths")) {
+        options.lengths = dims(a["lengths"]);
+      }
+      return f(x, options);
+    }
+  });
+}
+
+/// Calls a function of two tensors and attributes.
+template <class F>
+Call of_two(F f) {
+  return [f](const Case& c, const Tensors& x, Device) -> Tensors { return {f(x.at(0), x.at(1), c.attributes)}; };
+}
+
+inline Tensors call_pinv(const Case& c, const Tensors& x, Device) {
+  PinvOptions options{.atol = c.attributes.value("atol", 0.0)};
+  if (c.has("rtol")) {
+    options.rtol = number(c.attributes["rtol"]);
+  }
+  return {pinv(x.at(0), options)};
+}
+
+inline Tensors call_matrix_norm(const Case& c, const Tensors& x, Device) {
+  const Json& ord = c.attributes["ord"];
+  const bool keepdim = c.attributes["keepdim"];
+  if (ord == "fro" || ord == "nuc") {
+    return {matrix_norm(x.at(0), ord == "fro" ? MatrixNorm::frobenius : MatrixNorm::nuclear, keepdim)};
+  }
+  return {matrix_norm(x.at(0), number(ord), keepdim)};
 }
 
 inline const std::map<std::string, Call>& calls() {
@@ -254,6 +331,70 @@ inline const std::map<std::string, Call>& calls() {
        [](const Case&, const Tensors& x,
           Device) -> Tensors { return {linear(x.at(0), x.at(1), x.size() > 2 ? x[2] : Tensor{})}; }},
 
+      {"conv1d", convolution(conv1d)},
+      {"conv2d", convolution(conv2d)},
+      {"conv3d", convolution(conv3d)},
+      {"conv_transpose1d", transposed_convolution(conv_transpose1d)},
+      {"conv_transpose2d", transposed_convolution(conv_transpose2d)},
+      {"conv_transpose3d", transposed_convolution(conv_transpose3d)},
+
+      {"einsum", [](const Case& c, const Tensors& x, Device) -> Tensors {
+         return {einsum(c.attributes["equation"].get<std::string>(), x)};
+       }},
+      {"tensordot", of_two([](const Tensor& x, const Tensor& y, const Json& a) {
+         return a.contains("count") ? tensordot(x, y, a["count"].get<std::int64_t>())
+                                    : tensordot(x, y, dims(a["a_axes"]), dims(a["b_axes"]));
+       })},
+      {"outer", plain(outer)},
+      {"inner", plain(inner)},
+      {"inv", plain(inv)},
+      {"det", plain(det)},
+      {"slogdet",
+       [](const Case&, const Tensors& x, Device) -> Tensors {
+         const SlogdetResult result = slogdet(x.at(0));
+         return {result.sign, result.logabsdet};
+       }},
+      {"solve", plain(solve)},
+      {"solve_triangular", of_two([](const Tensor& x, const Tensor& b, const Json& a) {
+         return solve_triangular(x, b, {.upper = a["upper"], .left = a["left"], .unitriangular = a["unitriangular"]});
+       })},
+      {"cholesky", with([](const Tensor& x, const Json& a) { return cholesky(x, a["upper"]); })},
+      {"cholesky_solve", of_two([](const Tensor& b, const Tensor& l, const Json& a) {
+         return cholesky_solve(b, l, a["upper"]);
+       })},
+      {"qr",
+       [](const Case& c, const Tensors& x, Device) -> Tensors {
+         const QrResult result = qr(x.at(0), c.attributes["mode"] == "complete" ? QrMode::complete : QrMode::reduced);
+         return {result.q, result.r};
+       }},
+      {"svd",  // vectors up to their signs
+       [](const Case& c, const Tensors& x, Device) -> Tensors {
+         const SvdResult result = svd(x.at(0), c.attributes["full"]);
+         return {abs(result.u), result.s, abs(result.vh)};
+       }},
+      {"svdvals", plain(svdvals)},
+      {"eigh",
+       [](const Case& c, const Tensors& x, Device) -> Tensors {
+         const EighResult result = eigh(x.at(0) + transpose(x.at(0), -1, -2), c.attributes["upper"]);
+         return {result.eigenvalues, abs(result.eigenvectors)};
+       }},
+      {"eigvalsh", with([](const Tensor& x, const Json& a) {
+         return eigvalsh(x + transpose(x, -1, -2), a["upper"]);
+       })},
+      {"pinv", call_pinv},
+      {"lstsq", plain(lstsq)},
+      {"matrix_power", with([](const Tensor& x, const Json& a) { return matrix_power(x, a["power"]); })},
+      {"matrix_norm", call_matrix_norm},
+      {"fft", transform(fft)},
+      {"ifft", transform(ifft)},
+      {"rfft", transform(rfft)},
+      {"irfft", transform(irfft)},
+      {"fft2", transform(fft2)},
+      {"ifft2", transform(ifft2)},
+      {"rfft2", transform(rfft2)},
+      {"irfft2", transform(irfft2)},
+      {"fftshift", with([](const Tensor& x, const Json& a) { return fftshift(x, dims(a["axes"])); })},
+      {"ifftshift", with([](const Tensor& x, const Json& a) { return ifftshift(x, dims(a["axes"])); })},
       {"contiguous", plain(contiguous)},
       {"reshape", with([](const Tensor& x, const Json& a) { return reshape(x, dims(a["shape"])); })},
       {"view", with([](const Tensor& x, const Json& a) { return view(x, dims(a["shape"])); })},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,12 @@
 using namespace mica;
 
 namespace {
+
+void check_matrix(const io::detail::GgufMatrix& matrix) {
+  const Tensor values = io::detail::dequantized(matrix, bfloat16);
+  const QuantizedWeight packed = io::detail::packed(matrix);
+  fuzz::expect(values.shape() == Shape{packed.columns(), packed.rows});
+}
 
 void check_tokenizer(const io::GgufMetadata& metadata) {
   try {
@@ -65,7 +72,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const fuzz::MemoryFile file(data, size);
   try {
     fuzz::expect(io::parameter_count(io::detail::load_gguf_config(file.path(), "input")) > 0);
-    (void)io::detail::load_gguf_model(file.path(), bfloat16, "input");
+    const io::detail::GgufModel model = io::detail::load_gguf_model(file.path(), bfloat16, "input");
+    for (const auto& [name, matrix] : model.matrices) {
+      check_matrix(matrix);
+    }
   } catch (const Error&) {
   }
   StateDict tensors;
@@ -81,7 +91,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::expect(tensor.defined() && tensor.is_contiguous());
       bytes += tensor.bytes();
     }
-    fuzz::expect(bytes <= 8 * size);  // 4.5 bits per element become 32
+    fuzz::expect(bytes <= 13 * size);  // 2.625 bits per element become 32
+    std::map<std::string, io::detail::GgufMatrix> matrices;
+    (void)io::detail::read_gguf_tensors(io::detail::GgufFiles(file.path()), {.mapped = true}, &matrices);
+    for (const auto& [name, matrix] : matrices) {
+      check_matrix(matrix);
+    }
   } catch (const Error&) {
     return 0;
   }

@@ -10,12 +10,15 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/support.h"
 #include <mica/io/data_loader.h>
 #include <mica/io/permutation.h>
+#include <mica/io/sample_random.h>
 #include <mica/io/token_windows.h>
+#include <mica/ops/view/view.h>
 
 #if MICA_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -302,6 +305,208 @@ TEST(DataLoader, RanksReadOnlyTheirOwnRows) {
   io::DataLoader loader(data, {.batch = 20, .workers = 0, .rank = 3, .ranks = 5});
   (void)indices(loader, 3);
   EXPECT_EQ(data.reads, 12);
+}
+
+TEST(DataLoader, AnEpochIsOnePassWithAShorterLastBatch) {
+  const Numbers data(11);
+  for (const Device device : test_devices()) {
+    for (const int workers : {0, 1, 3}) {
+      for (const bool drop_last : {false, true}) {
+        io::DataLoader loader(data,
+                              {.batch = 4, .seed = 5, .workers = workers, .device = device, .drop_last = drop_last});
+        ASSERT_EQ(loader.batches_per_epoch(), drop_last ? 2 : 3);
+        std::set<std::vector<std::int64_t>> orders;
+        for (const std::int64_t epoch : {0, 1, 7, 1}) {
+          std::vector<std::int64_t> order;
+          std::vector<std::int64_t> rows;
+          for (const Tensors& batch : loader.epoch(epoch)) {
+            rows.push_back(batch[0].size(0));
+            const std::vector<std::int64_t> part = to_vector<std::int64_t>(batch[1]);
+            EXPECT_EQ(to_vector<float>(batch[0])[0], static_cast<float>(part[0] + 1000 * epoch));
+            order.insert(order.end(), part.begin(), part.end());
+          }
+          EXPECT_EQ(rows, drop_last ? (std::vector<std::int64_t>{4, 4}) : (std::vector<std::int64_t>{4, 4, 3}));
+          // The order of next(), which continues with the following epoch.
+          io::DataLoader endless(data, {.batch = 1, .seed = 5, .workers = 0, .start = {epoch, 0}});
+          EXPECT_EQ(order, indices(endless, static_cast<int>(order.size())));
+          orders.insert(order);
+        }
+        EXPECT_EQ(orders.size(), 3u);
+      }
+    }
+  }
+  const io::DataLoader loader(data, {.batch = 4});
+  expect_error([&] { (void)loader.epoch(-1); }, "got epoch -1");
+  for (const Tensors& batch : loader.epoch(0)) {
+    EXPECT_EQ(batch.size(), 2u);
+    break;  // the workers stop
+  }
+  const io::DataLoader none(data, {.batch = 12, .drop_last = true});
+  for (const Tensors& batch : none.epoch(0)) {
+    ADD_FAILURE() << batch[0];
+  }
+}
+
+TEST(DataLoader, RanksShareTheLastBatchOfAnEpoch) {
+  const Numbers data(21);
+  std::vector<std::vector<std::int64_t>> expected;
+  const io::DataLoader alone(data, {.batch = 6, .seed = 5});
+  for (const Tensors& batch : alone.epoch(2)) {
+    expected.push_back(to_vector<std::int64_t>(batch[1]));
+  }
+  for (const int ranks : {2, 3, 6}) {
+    std::vector<std::vector<std::int64_t>> joined(4);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const io::DataLoader loader(data, {.batch = 6, .seed = 5, .rank = rank, .ranks = ranks});
+      std::size_t i = 0;
+      for (const Tensors& batch : loader.epoch(2)) {
+        const std::vector<std::int64_t> part = to_vector<std::int64_t>(batch[1]);
+        joined.at(i).insert(joined.at(i).end(), part.begin(), part.end());
+        ++i;
+      }
+      EXPECT_EQ(i, 4u);  // for each rank, even those without a part of the last batch
+    }
+    EXPECT_EQ(joined, expected) << ranks;
+  }
+}
+
+TEST(DataLoader, EpochsRethrowErrors) {
+  Numbers data(20);
+  data.fails_at = 13;
+  for (const int workers : {0, 2}) {
+    const io::DataLoader loader(data, {.batch = 4, .shuffle = false, .workers = workers});
+    std::int64_t batches = 0;
+    try {
+      for (const Tensors& batch : loader.epoch(0)) {
+        batches += batch[1].size(0) / 4;
+      }
+      ADD_FAILURE() << "expected an exception";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "sample 13 is damaged");
+    }
+    EXPECT_EQ(batches, 3);
+  }
+}
+
+TEST(DataLoader, GoesOnAtAnyPosition) {
+  const Numbers data(10);
+  io::DataLoader loader(data, {.batch = 3, .seed = 1});
+  const std::vector<std::int64_t> all = indices(loader, 6);
+  EXPECT_EQ(loader.position(), (io::DataPosition{1, 8}));
+  loader.seek({0, 9});
+  EXPECT_EQ(loader.position(), (io::DataPosition{0, 9}));
+  EXPECT_EQ(indices(loader, 3), std::vector<std::int64_t>(all.begin() + 9, all.end()));
+  expect_error([&] { loader.seek({0, 10}); }, "index 10");
+  EXPECT_EQ(loader.position(), (io::DataPosition{1, 8}));
+}
+
+/// Draws from the generator that all threads share.
+struct Noise : Numbers {
+  using Numbers::Numbers;
+  void read(std::int64_t index, std::int64_t epoch, const io::Sample& to) const override {
+    Numbers::read(index, epoch, to);
+    if (index == 6) {
+      to.field<float>(0)[0] += static_cast<float>(rand({}).item());
+    }
+  }
+};
+
+TEST(DataLoader, RefusesNumbersOfTheGlobalGenerator) {
+  const Noise data(8);
+  for (const int workers : {0, 2}) {
+    io::DataLoader loader(data, {.batch = 4, .shuffle = false, .workers = workers});
+    EXPECT_EQ(indices(loader, 1), (std::vector<std::int64_t>{0, 1, 2, 3}));
+    expect_error([&] { (void)loader.next(); }, "use io::SampleRandom(seed, epoch, index)");
+  }
+}
+
+/// Sample i is i; finish() adds the position's epoch and index.
+struct Finished : io::Dataset {
+  std::int64_t size() const override { return 5; }
+  std::vector<Field> fields() const override { return {{{}, int64}}; }
+  void read(std::int64_t index, std::int64_t, const io::Sample& to) const override {
+    to.field<std::int64_t>(0)[0] = index;
+  }
+  void finish(const Tensors& batch, const io::DataPosition& at) const override {
+    for (std::int64_t i = 0; i < batch[0].size(0); ++i) {
+      batch[0].data<std::int64_t>()[i] += 100 * at.epoch + 10 * at.index;
+    }
+  }
+};
+
+TEST(DataLoader, LetsTheDataSetFinishEachBatch) {
+  const Finished data;
+  for (const int workers : {0, 2}) {
+    io::DataLoader loader(data, {.batch = 2, .shuffle = false, .workers = workers});
+    std::vector<std::int64_t> all;
+    for (const Tensors& batch : loader.epoch(1)) {
+      const std::vector<std::int64_t> rows = to_vector<std::int64_t>(batch[0]);
+      all.insert(all.end(), rows.begin(), rows.end());
+    }
+    EXPECT_EQ(all, (std::vector<std::int64_t>{100, 101, 122, 123, 144}));
+  }
+}
+
+TEST(TensorDataset, HasARowOfEachTensor) {
+  const Tensor x = from_data({1.f, 2.f, 3.f, 4.f, 5.f, 6.f}, {2, 3}), labels = from_data({7, 8, 9}, Shape{3});
+  const io::TensorDataset data({transpose(x, 0, 1), labels});
+  ASSERT_EQ(data.size(), 3);
+  io::DataLoader loader(data, {.batch = 3, .shuffle = false});
+  const Tensors batch = loader.next();
+  EXPECT_EQ(to_vector<float>(batch[0]), (std::vector<float>{1, 4, 2, 5, 3, 6}));
+  EXPECT_EQ(batch[0].shape(), (Shape{3, 2}));
+  EXPECT_EQ(batch[1].dtype(), int32);
+  EXPECT_EQ(to_vector<std::int32_t>(batch[1]), (std::vector<std::int32_t>{7, 8, 9}));
+  expect_error([&] { data.read(3, 0, io::Sample(batch, 0)); }, "an index in [0, 3), got 3");
+  expect_error([] { io::TensorDataset({}); }, "at least one tensor");
+  expect_error([&] { io::TensorDataset({x, labels}); }, "the same number of rows, 2, got one of shape [3]");
+  expect_error([] { io::TensorDataset({zeros({})}); }, "got one of shape []");
+}
+
+TEST(SampleRandom, IsAFunctionOfSeedEpochAndIndex) {
+  const auto first = [](std::uint64_t seed, std::int64_t epoch, std::int64_t index) {
+    io::SampleRandom random(seed, epoch, index);
+    std::vector<double> numbers(5);
+    for (double& x : numbers) {
+      x = random.uniform();
+    }
+    return numbers;
+  };
+  EXPECT_EQ(first(1, 2, 3), first(1, 2, 3));
+  std::set<double> all;
+  for (std::int64_t i = 0; i < 64; ++i) {
+    for (const double x : first(static_cast<std::uint64_t>(i & 3), i >> 2 & 3, i >> 4)) {
+      all.insert(x);
+    }
+  }
+  EXPECT_EQ(all.size(), 64u * 5);
+}
+
+TEST(SampleRandom, HasTheMomentsOfItsDistributions) {
+  io::SampleRandom random(3, 0, 0);
+  constexpr int n = 20'000;
+  const auto moments = [](auto draw) {
+    double sum = 0, squares = 0;
+    for (int i = 0; i < n; ++i) {
+      const double x = draw();
+      sum += x;
+      squares += x * x;
+    }
+    return std::pair(sum / n, squares / n - sum / n * sum / n);
+  };
+  const auto near = [](std::pair<double, double> got, double mean, double variance) {
+    EXPECT_NEAR(got.first, mean, 6 * std::sqrt(variance / n));
+    EXPECT_NEAR(got.second, variance, 0.06 * variance);
+  };
+  near(moments([&] { return random.uniform(2, 4); }), 3, 4 / 12.0);
+  near(moments([&] { return static_cast<double>(random.below(6)); }), 2.5, 35 / 12.0);
+  near(moments([&] { return random.chance(0.3) ? 1.0 : 0.0; }), 0.3, 0.21);
+  near(moments([&] { return random.normal(); }), 0, 1);
+  for (const double a : {0.2, 1.0, 3.0}) {
+    near(moments([&] { return random.beta(a); }), 0.5, 0.25 / (2 * a + 1));
+  }
+  expect_error([&] { (void)random.below(0); }, "at least 1, got 0");
+  expect_error([&] { (void)random.beta(0); }, "a positive parameter, got 0");
 }
 
 TEST(DataLoader, RethrowsErrorsAtTheirBatch) {

@@ -4,6 +4,7 @@
 #include <tests/support.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -11,15 +12,23 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/rng.h>
+#include <mica/infer/generate.h>
+#include <mica/io/detail/gguf_header.h>
 #include <mica/io/gguf.h>
 #include <mica/io/pretrained.h>
 #include <mica/io/tokenizer.h>
+#include <mica/nn/lora.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -52,6 +61,41 @@ void expect_same_bits(const StateDict& a, const StateDict& b) {
     EXPECT_EQ(std::memcmp(tensor.raw_data(), other.raw_data(), tensor.bytes()), 0) << name;
   }
 }
+
+/// Builds a file byte by byte.
+class Bytes {
+ public:
+  template <class T>
+  Bytes& number(T value) {
+    text_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+    return *this;
+  }
+  Bytes& text(const std::string& value) {
+    number<std::uint64_t>(value.size());
+    text_ += value;
+    return *this;
+  }
+  Bytes& header(std::uint64_t tensors, std::uint64_t values, std::uint32_t version = 3) {
+    text_ += "GGUF";
+    return number(version).number(tensors).number(values);
+  }
+  Bytes& tensor(const std::string& name, const std::vector<std::uint64_t>& sizes, std::uint32_t type,
+                std::uint64_t offset) {
+    text(name).number(static_cast<std::uint32_t>(sizes.size()));
+    for (const std::uint64_t size : sizes) {
+      number(size);
+    }
+    return number(type).number(offset);
+  }
+  Bytes& data(std::size_t alignment, std::size_t bytes) {
+    text_.resize((text_.size() + alignment - 1) / alignment * alignment + bytes, '\1');
+    return *this;
+  }
+  operator const std::string&() const { return text_; }
+
+ private:
+  std::string text_;
+};
 
 TEST_F(Gguf, EveryTypeIsReadAndWrittenAsThePackageDoes) {
   const StateDict tensors = io::load_gguf(fixture("every_type.gguf"));
@@ -98,6 +142,95 @@ TEST_F(Gguf, QuantizedBlocksAreThePackages) {
     const Tensor narrow = io::load_gguf(theirs, {.dequantized = bfloat16}).at("a.weight");
     EXPECT_EQ(narrow.dtype(), bfloat16);
     EXPECT_EQ(io::load_gguf(theirs, {.dequantized = bfloat16}).at("bias").dtype(), float32);
+  }
+}
+
+// Random blocks of every type, also more of them: see make_fixtures.py.
+TEST_F(Gguf, BlocksHaveTheValuesOfThePackage) {
+  const char* const more = std::getenv("MICA_GGUF_BLOCKS");
+  const fs::path folder = more != nullptr ? fs::path(more) : fixture("");
+  expect_same_bits(io::load_gguf(folder / "blocks.gguf"), io::load_gguf(folder / "blocks_values.gguf"));
+  EXPECT_EQ(io::load_gguf_types(folder / "blocks.gguf").at("iq4_xs"), io::GgufType::iq4_xs);
+}
+
+// The package has no values of this type: a float32 scale, 256 integers of 8 bits, and their sums.
+TEST_F(Gguf, BlocksOf8BitsWithAFloatScale) {
+  Bytes bytes;
+  bytes.header(1, 0).tensor("x", {256}, 15, 0).data(32, 0).number(-0.3F);
+  for (int i = 0; i < 256; ++i) {
+    bytes.number(static_cast<std::int8_t>(i));
+  }
+  write(bytes.data(1, 32));
+  const Tensor x = io::load_gguf(path_).at("x");
+  for (int i = 0; i < 256; ++i) {
+    EXPECT_EQ(x.data<float>()[i], -0.3F * static_cast<float>(static_cast<std::int8_t>(i)));
+  }
+}
+
+TEST_F(Gguf, SplitModels) {
+  expect_same_bits(io::load_gguf(fixture("split-00001-of-00003.gguf")), io::load_gguf(fixture("source.gguf")));
+  expect_same_bits(io::load_gguf(fixture("split-00001-of-00003.gguf"), {.mapped = true}),
+                   io::load_gguf(fixture("source.gguf")));
+  EXPECT_EQ(io::load_gguf_types(fixture("split-00001-of-00003.gguf")).size(), 4u);
+  EXPECT_EQ(std::get<std::string>(io::load_gguf_metadata(fixture("split-00001-of-00003.gguf")).at("general.name")),
+            "three files");
+  expect_error([] { io::load_gguf(fixture("split-00002-of-00003.gguf")); },
+               "the model is split into 3 files, expected the first one, with a name that ends in "
+               "\"-00001-of-00003.gguf\"");
+  const auto copy = [&](int from, int to) {
+    fs::copy_file(fixture("split-0000" + std::to_string(from) + "-of-00003.gguf"),
+                  folder_ / ("x-0000" + std::to_string(to) + "-of-00003.gguf"), fs::copy_options::overwrite_existing);
+  };
+  const auto expect = [&](const std::string& message) {
+    expect_error([&] { io::load_gguf(folder_ / "x-00001-of-00003.gguf"); }, message);
+  };
+  copy(1, 1);
+  expect("x-00002-of-00003.gguf");  // is not there
+  copy(2, 2);
+  copy(2, 3);
+  expect("x-00003-of-00003.gguf: expected part 3 of 3");
+  copy(3, 3);
+  EXPECT_EQ(io::load_gguf(folder_ / "x-00001-of-00003.gguf").size(), 4u);
+  const auto save = [&](const std::string& name, const StateDict& tensors, int part, int count, int total) {
+    io::save_gguf(folder_ / name, tensors,
+                  {{"split.no", static_cast<std::uint16_t>(part)},
+                   {"split.count", static_cast<std::uint16_t>(count)},
+                   {"split.tensors.count", total}});
+  };
+  save("x-00001-of-00003.gguf", {{"a.weight", zeros({2})}}, 0, 3, 5);
+  expect("x-00002-of-00003.gguf: the tensor \"a.weight\" is in another file, too");
+  save("x-00001-of-00003.gguf", {}, 0, 3, 5);
+  expect("the files of the model have 4 tensors, but \"split.tensors.count\" is 5");
+  save("x-00001-of-00003.gguf", {}, 0, 60000, 5);
+  expect("expected \"split.count\" from 0 to 4096, got 60000");
+}
+
+// Relative to the norm of the tensor: llama.cpp's own errors of normal numbers are 0.069 and 0.0155.
+TEST_F(Gguf, WritesBlocksOf256) {
+  manual_seed(5);
+  const Tensor x = randn({8, 512}), small = x * 1e-5, zero = zeros({1, 256});
+  const Tensor shifted = x * 0.1 + 3;
+  const StateDict tensors{{"x", x}, {"small", small}, {"zero", zero}, {"shifted", shifted}, {"short", randn({2, 96})}};
+  for (const auto& [type, expected] : {std::pair{io::GgufType::q4_k, 0.072}, {io::GgufType::q6_k, 0.0175}}) {
+    io::save_gguf(path_, tensors, {}, {.matrices = type, .types = {{"small", io::GgufType::q8_0}}});
+    const StateDict read = io::load_gguf(path_);
+    const auto types = io::load_gguf_types(path_);
+    EXPECT_EQ(types.at("x"), type);
+    EXPECT_EQ(types.at("small"), io::GgufType::q8_0);
+    EXPECT_EQ(types.at("short"), io::GgufType::q8_0);
+    const auto error = [&](const std::string& name) {
+      const Tensor &a = read.at(name), &b = tensors.at(name);
+      double difference = 0, size = 0;
+      for (std::int64_t i = 0; i < a.numel(); ++i) {
+        difference += std::pow(a.data<float>()[i] - b.data<float>()[i], 2);
+        size += std::pow(b.data<float>()[i], 2);
+      }
+      return size == 0 ? difference : std::sqrt(difference / size);
+    };
+    EXPECT_LT(error("x"), expected);
+    EXPECT_GT(error("x"), expected / 2);
+    EXPECT_LT(error("shifted"), type == io::GgufType::q4_k ? 0.06 : 0.016);
+    EXPECT_EQ(error("zero"), 0);
   }
 }
 
@@ -156,12 +289,17 @@ TEST_F(Gguf, SaveErrors) {
   expect({{"x", empty({1}, boolean)}}, "\"x\" has a dtype that GGUF lacks");
   expect({{"x", x}}, "expected floating types", {.vectors = io::GgufType::q4_0});
   expect({{"x", x}}, "expected floating types", {.matrices = io::GgufType::i32});
+  expect({{"x", x}}, "expected a floating type for x", {.types = {{"x", io::GgufType::i64}}});
+  expect({{"x", x}}, "only q8_0, q4_0, q6_k and q4_k are written", {.matrices = io::GgufType::q5_k});
   for (const float bad : {NAN, INFINITY, 1e8F}) {
     const Tensor y = empty({1, 32}, float32);
     fill_data(y, 1);
     y.data<float>()[7] = bad;
     expect({{"y", y}}, "\"y\" has elements that are not finite, or too large", {.matrices = io::GgufType::q8_0});
     expect({{"y", y}}, "\"y\" has elements that are not finite, or too large", {.matrices = io::GgufType::q4_0});
+    const Tensor z = full({1, 256}, bad, float32);
+    expect({{"z", z}}, "\"z\" has elements that are not finite, or too large", {.matrices = io::GgufType::q4_k});
+    expect({{"z", z}}, "\"z\" has elements that are not finite, or too large", {.matrices = io::GgufType::q6_k});
   }
   expect_error(
       [&] {
@@ -170,41 +308,6 @@ TEST_F(Gguf, SaveErrors) {
       "is decided by save_gguf");
   EXPECT_EQ(contents(path_), before);
 }
-
-/// Builds a file byte by byte.
-class Bytes {
- public:
-  template <class T>
-  Bytes& number(T value) {
-    text_.append(reinterpret_cast<const char*>(&value), sizeof(T));
-    return *this;
-  }
-  Bytes& text(const std::string& value) {
-    number<std::uint64_t>(value.size());
-    text_ += value;
-    return *this;
-  }
-  Bytes& header(std::uint64_t tensors, std::uint64_t values, std::uint32_t version = 3) {
-    text_ += "GGUF";
-    return number(version).number(tensors).number(values);
-  }
-  Bytes& tensor(const std::string& name, const std::vector<std::uint64_t>& sizes, std::uint32_t type,
-                std::uint64_t offset) {
-    text(name).number(static_cast<std::uint32_t>(sizes.size()));
-    for (const std::uint64_t size : sizes) {
-      number(size);
-    }
-    return number(type).number(offset);
-  }
-  Bytes& data(std::size_t alignment, std::size_t bytes) {
-    text_.resize((text_.size() + alignment - 1) / alignment * alignment + bytes, '\1');
-    return *this;
-  }
-  operator const std::string&() const { return text_; }
-
- private:
-  std::string text_;
-};
 
 TEST_F(Gguf, LoadErrors) {
   const auto expect = [&](const std::string& bytes, const std::string& message,
@@ -239,15 +342,8 @@ TEST_F(Gguf, LoadErrors) {
   expect(Bytes().header(1, 0).tensor("x", {1, 1, 1, 1, 1}, 0, 0).data(32, 32), "\"x\" has 5 axes, expected at most 4");
   expect(Bytes().header(1, 0).tensor("x", {1U << 31, 1U << 31, 2}, 0, 0).data(32, 32), "\"x\" has too many elements");
   expect(Bytes().header(1, 0).tensor("x", {0, UINT64_MAX}, 0, 0).data(32, 32), "\"x\" has too many elements");
-  for (const auto& [number, type] : {std::pair{3U, "Q4_1"},
-                                     {12U, "Q4_K"},
-                                     {14U, "Q6_K"},
-                                     {23U, "IQ4_XS"},
-                                     {25U, "I16"},
-                                     {29U, "IQ1_M"},
-                                     {34U, "TQ1_0"},
-                                     {39U, "MXFP4"},
-                                     {40U, "NVFP4"}}) {
+  for (const auto& [number, type] :
+       {std::pair{9U, "Q8_1"}, {16U, "IQ2_XXS"}, {25U, "I16"}, {29U, "IQ1_M"}, {34U, "TQ1_0"}, {40U, "NVFP4"}}) {
     expect(Bytes().header(1, 0).tensor("x", {4}, number, 0).data(32, 32),
            fmt::format("model.gguf: the tensor \"x\" has the type {}, which is not supported, only F32, F16", type),
            "");
@@ -319,7 +415,9 @@ TEST_F(Gguf, ModelsGiveTheLogitsOfPyTorch) {
       return std::visit([&](const auto& model) { return model(input); }, any);
     };
     EXPECT_EQ(state_of(io::load_pretrained(path)).at("model.norm.weight").dtype(), c.dtype);
-    const io::PretrainedModel model = io::load_pretrained(path, {.dtype = float32});
+    const io::PretrainedModel packed = io::load_pretrained(path, {.dtype = float32});
+    expect_close(logits_of(packed), expected, c.tolerance, c.tolerance);
+    const io::PretrainedModel model = io::load_pretrained(path, {.dtype = float32, .packed = false});
     expect_close(logits_of(model), expected, c.tolerance, c.tolerance);
     // Written and read again, it is the same model.
     io::save_gguf(path_, model, {{"general.name", std::string("test")}});
@@ -332,6 +430,117 @@ TEST_F(Gguf, ModelsGiveTheLogitsOfPyTorch) {
     EXPECT_TRUE(std::equal(names.begin(), names.end(), own.begin(),
                            [](const auto& a, const auto& b) { return a.first == b.first; }));
   }
+}
+
+// Every type as a QuantizedWeight.
+TEST_F(Gguf, PackedMatricesHaveTheSameValues) {
+  std::map<std::string, io::detail::GgufMatrix> matrices;
+  const io::detail::GgufFiles files(fixture("blocks.gguf"));
+  EXPECT_TRUE(io::detail::read_gguf_tensors(files, {}, &matrices).empty());
+  EXPECT_EQ(matrices.size(), 13u);
+  const StateDict values = io::load_gguf(fixture("blocks_values.gguf"));
+  for (const auto& [name, matrix] : matrices) {
+    const QuantizedWeight packed = io::detail::packed(matrix);
+    std::size_t bytes = 0;
+    for (const auto& [part_name, part] : quantized_parts()) {
+      bytes += (packed.*part).defined() ? (packed.*part).bytes() : 0;
+    }
+    const double bits = 8.0 * static_cast<double>(bytes) / 512;
+    const bool of_four = packed.bits == 4;
+    EXPECT_LE(bits, of_four ? 5.1 : packed.bits + 1.2) << name;
+    for (const Device device : test_devices()) {
+      QuantizedWeight there = packed;
+      for (const auto& [part_name, part] : quantized_parts()) {
+        there.*part = (packed.*part).defined() ? (packed.*part).to(device) : Tensor{};
+      }
+      const Tensor read = transpose(dequantize(there), 0, 1);
+      expect_close(read, to_vector<double>(values.at(name)), 0, 0, name);  // not the bits: −0 is 0
+    }
+  }
+  for (const auto& [name, matrix] : matrices) {
+    EXPECT_EQ(to_vector<double>(io::detail::dequantized(matrix, float32)), to_vector<double>(values.at(name))) << name;
+  }
+}
+
+std::size_t bytes_of(const StateDict& state) {
+  std::set<const void*> seen;
+  std::size_t bytes = 0;
+  for (const auto& [name, tensor] : state) {
+    bytes += seen.insert(tensor.raw_data()).second ? tensor.bytes() : 0;
+  }
+  return bytes;
+}
+
+TEST_F(Gguf, QuantizedModelsStayQuantized) {
+  manual_seed(9);
+  for (const bool tied : {true, false}) {
+    const nn::Llama model({.vocab = 40,
+                           .layers = 1,
+                           .heads = 4,
+                           .key_heads = 2,
+                           .width = 256,
+                           .hidden = 512,
+                           .rotary = {},
+                           .tied_head = tied});
+    for (const auto& [name, parameter] : model.named_parameters()) {
+      parameter.set_data(randn(parameter.shape()) * 0.1);
+    }
+    const Tensor tokens = randint(0, 40, {2, 7});
+    const autograd::NoGrad no_grad;
+    for (const auto& [type, bits] : {std::pair{io::GgufType::q8_0, 8.5},
+                                     {io::GgufType::q4_0, 4.5},
+                                     {io::GgufType::q6_k, 8.5625},
+                                     {io::GgufType::q4_k, 4.625}}) {
+      SCOPED_TRACE(static_cast<int>(type));
+      io::save_gguf(path_, model, {}, {.matrices = type, .vectors = io::GgufType::f32});
+      for (const Device device : test_devices()) {
+        const auto loaded = [&](DType dtype, bool packed) {
+          return io::load_pretrained<nn::Llama>(path_, {.device = device, .dtype = dtype, .packed = packed});
+        };
+        nn::Llama packed = loaded(float32, true);
+        const nn::Llama full = loaded(float32, false);
+        EXPECT_FALSE(full.lm_head.is_quantized());
+        ASSERT_TRUE(packed.lm_head.is_quantized() && packed.model.embed_tokens.is_quantized());
+        expect_close(transpose(dequantize(packed.model.layers[0].self_attn.q_proj.quantized), 0, 1),
+                     full.model.layers[0].self_attn.q_proj.weight, 0, 0);
+        const Tensor there = tokens.to(device), logits = full(there);
+        expect_close(packed(there), logits, 1e-4, 1e-4 * max(abs(logits)).item());
+        const double elements = static_cast<double>(bytes_of(full.state_dict())) / 4;
+        EXPECT_LT(8.0 * static_cast<double>(bytes_of(packed.state_dict())), bits * elements + 32 * 3 * 256 + 64);
+        // Text, with a cache.
+        EXPECT_EQ(infer::generate(packed, {{1, 2, 3}}, {.count = 8}), infer::generate(full, {{1, 2, 3}}, {.count = 8}));
+        // Scales keep their values in a model of another dtype, and adapters get that dtype.
+        nn::Llama narrow = loaded(bfloat16, true);
+        expect_close(dequantize(narrow.lm_head.quantized), dequantize(packed.lm_head.quantized), 0, 0);
+        EXPECT_EQ(narrow(there).dtype(), bfloat16);
+        EXPECT_EQ(narrow.new_cache().config().dtype, bfloat16);
+        nn::add_lora(narrow, {"*q_proj"});
+        EXPECT_EQ(narrow.model.layers[0].self_attn.q_proj.lora_a.dtype(), bfloat16);
+        packed.to(bfloat16);
+        expect_close(packed(there), to_vector<double>(narrow(there)), 0, 0);
+        expect_error([&] { io::save_pretrained(packed, folder_ / "saved"); }, "is quantized");
+      }
+    }
+  }
+}
+
+// Of a model with other shapes than its metadata say.
+TEST_F(Gguf, QuantizedMatricesOfWrongShapes) {
+  const fs::path path = fixture("models/qwen2.gguf");
+  StateDict tensors = io::load_gguf(path);
+  const io::GgufSaveOptions options{.matrices = io::GgufType::q8_0};
+  tensors.at("blk.0.ffn_up.weight") = randn({64, 32});
+  io::save_gguf(path_, tensors, io::load_gguf_metadata(path), options);
+  expect_error([&] { io::load_pretrained(path_); }, "model.layers.0.mlp.up_proj.weight");
+  tensors.at("blk.0.ffn_up.weight") = randn({32, 32});
+  tensors["blk.7.ffn_up.weight"] = randn({32, 32});
+  io::save_gguf(path_, tensors, io::load_gguf_metadata(path), options);
+  expect_error([&] { io::load_pretrained(path_); }, "model.layers.7.mlp.up_proj.weight");
+  tensors.erase("blk.7.ffn_up.weight");
+  tensors["output.weight"] = randn({13, 32});
+  io::save_gguf(path_, tensors, io::load_gguf_metadata(path), options);
+  // With a head of its own, the model is another one.
+  EXPECT_FALSE(io::load_pretrained<nn::Llama>(path_).config.tied_head);
 }
 
 TEST_F(Gguf, RefusesToSaveRotaryEmbeddingsThatLlamaCppDoesNotHave) {

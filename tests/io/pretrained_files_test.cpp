@@ -155,11 +155,10 @@ TEST_F(Pretrained, PublishedConfigurations) {
       [&] { read(R"("model_type":"qwen2","max_position_embeddings":64,"num_hidden_layers":1,"is_causal":false)"); },
       "\"is_causal\" is false, expected true");
   // Mistral 7B 0.1 has a window.
-  expect_error(
-      [&] {
-        read(R"("model_type":"mistral","max_position_embeddings":64,"num_hidden_layers":1,"sliding_window":4096)");
-      },
-      "\"sliding_window\" is 4096, expected null");
+  EXPECT_EQ(
+      read(R"("model_type":"mistral","max_position_embeddings":64,"num_hidden_layers":1,"sliding_window":512)").window,
+      512);
+  EXPECT_EQ(read(R"("model_type":"mistral","max_position_embeddings":64,"num_hidden_layers":1)").window, 4096);
 }
 
 // transformers computes gelu_new and gelu_pytorch_tanh with different roundings, and has three dropouts for GPT-2. What
@@ -255,9 +254,7 @@ TEST_F(Pretrained, RefusesConfigurations) {
       {"llama3", "{", R"({"layer_types": ["full_attention", "full_attention"],)", ""},
       {"llama3", "{", R"({"layer_types": ["full_attention"],)", R"("full_attention" 2 times)"},
       {"qwen3", R"("layer_types": [)", R"("layer_types": ["sliding_attention",)", R"("layer_types" is)"},
-      {"mistral", R"("sliding_window": null,)", "", R"("sliding_window" is nothing, expected null)"},
-      {"mistral", R"("sliding_window": null)", R"("sliding_window": 4096)",
-       R"("sliding_window" is 4096, expected null)"},
+      {"mistral", R"("sliding_window": null)", R"("sliding_window": 0)", R"("sliding_window" is 0, expected)"},
       {"llama_longrope", R"("short_factor": [)", R"("short_factor": [1.0,)",
        R"("rope_parameters.short_factor" has 5 elements, expected 4 numbers above 0)"},
       {"llama_longrope", R"("long_factor": [)", R"("long_factor": [], "x": [)",
@@ -329,10 +326,17 @@ TEST_F(Pretrained, RefusesConfigurations) {
   std::string config = read("config.json");
   const std::string off = R"("use_sliding_window": false)";
   write("config.json", config.replace(config.find(off), off.size(), R"("use_sliding_window": true)"));
-  expect_refused("\"sliding_window\" is 8, expected null");
+  const auto loaded = [&] { return std::get<nn::LlamaConfig>(io::load_pretrained_config(folder_)); };
+  EXPECT_EQ(loaded().window, 0);  // no layer has it
+  const std::string full = R"("full_attention")";
+  config.replace(config.rfind(full), full.size(), R"("sliding_attention")");
+  write("config.json", config);
+  const nn::LlamaConfig windowed = loaded();
+  EXPECT_EQ(windowed.window, 8);
+  EXPECT_EQ(windowed.windowed_layers, (std::vector<bool>{false, true}));
   config.replace(config.find(R"("sliding_window": 8,)"), 20, "");
   write("config.json", config);  // transformers takes 4096 then
-  expect_refused("\"sliding_window\" is nothing, expected null");
+  EXPECT_EQ(loaded().window, 4096);
   write("config.json", "3");
   expect_refused("expected an object of entries");
   write("config.json", "{} {}");

@@ -33,7 +33,7 @@ struct SumAndDifference : nn::Module {
   }
 };
 
-struct Net : nn::Module {
+struct ScaledTwice : nn::Module {
   Scale first = child("first", Scale{2});
   Scale second = child("second", Scale{3});
   Tensor operator()(const Tensor& x) const {
@@ -42,7 +42,7 @@ struct Net : nn::Module {
 };
 
 TEST(ModuleHooks, ForwardHooksSeeAndReplaceValuesInOrder) {
-  Net net;
+  ScaledTwice net;
   const Tensor x = from_data<double>({1.0, -2.0});
   std::string order;
   auto pre = net.first.register_forward_pre_hook([&](const Tensors& inputs) {
@@ -75,16 +75,16 @@ TEST(ModuleHooks, ForwardHooksSeeAndReplaceValuesInOrder) {
 }
 
 TEST(ModuleHooks, HooksFollowAMovedModule) {
-  Net net;
+  ScaledTwice net;
   int calls = 0;
   net.first.register_forward_hook([&](const Tensors&, const Tensors&) { ++calls; });
-  const Net moved(std::move(net));
+  const ScaledTwice moved(std::move(net));
   moved(ones({1}, float64));
   EXPECT_EQ(calls, 1);
 }
 
 TEST(ModuleHooks, BackwardHooksSeeAndReplaceGradients) {
-  Net net;
+  ScaledTwice net;
   const Tensor x = from_data<double>({1.0, -2.0}).requires_grad_();
   int calls = 0;
   auto hook = net.second.register_backward_hook([&](const Tensors& grad_inputs, const Tensors& grad_outputs) {
@@ -127,7 +127,7 @@ TEST(ModuleHooks, BackwardHooksOfSeveralInputsAndOutputs) {
 }
 
 TEST(ModuleHooks, BackwardHookOfAModuleWhoseInputNeedsNoGradient) {
-  Net net;
+  ScaledTwice net;
   int calls = 0;
   net.first.register_backward_hook([&](const Tensors& grad_inputs, const Tensors& grad_outputs) {
     ++calls;
@@ -139,7 +139,7 @@ TEST(ModuleHooks, BackwardHookOfAModuleWhoseInputNeedsNoGradient) {
 }
 
 TEST(ModuleHooks, SecondDerivativesPassThroughHooks) {
-  Net net;
+  ScaledTwice net;
   net.first.register_backward_hook([](const Tensors&, const Tensors&) {});
   const Tensor x = from_data<double>({2.0}).requires_grad_();
   const Tensor y = net(x * x);
@@ -149,7 +149,7 @@ TEST(ModuleHooks, SecondDerivativesPassThroughHooks) {
 }
 
 TEST(ModuleHooks, WrongReplacementsAreErrors) {
-  Net net;
+  ScaledTwice net;
   const Tensor x = ones({2}, float64).requires_grad_();
   auto hook = net.first.register_forward_hook([](const Tensors&, const Tensors& y) { return Tensors{y[0], y[0]}; });
   expect_error([&] { net(x); }, "register_forward_hook: a hook of first (Scale) returned 2 tensors for 1 outputs");

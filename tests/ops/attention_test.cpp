@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "tests/ops/attention_reference.h"
+#include <mica/autograd/grad.h>
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/copy.h>
 #include <mica/core/parallel.h>
@@ -117,6 +118,62 @@ TEST(Attention, LargeScoresDoNotOverflow) {
     const Tensor k = from_data<float>({300, -300, 299}, {1, 3, 1}, device);
     const Tensor v = from_data<float>({1, 2, 3}, {1, 3, 1}, device);
     expect_close(scaled_dot_product_attention(q, k, v), {1, 1}, 1e-6, 0);
+  }
+}
+
+// A window is the same as a mask.
+TEST(Attention, Window) {
+  struct Case {
+    std::int64_t queries, keys, offset, window;
+  };
+  for (const Device device : test_devices()) {
+    for (const auto& [queries, keys, offset, window] :
+         {Case{9, 9, 0, 4}, Case{9, 9, 0, 9}, Case{200, 200, 0, 1}, Case{200, 200, 0, 70}, Case{1, 90, 89, 7},
+          Case{150, 330, 180, 100}, Case{150, 100, 20, 30}, Case{140, 60, -70, 10}}) {
+      for (const DType dtype : {float64, bfloat16}) {
+        for (const int mask_kind : {0, 1, 2, 3}) {  // none, boolean, of keys only, floating
+          const std::string what = fmt::format("{} {} keys {} offset {} window {} mask {} {} {}", queries, keys, keys,
+                                               offset, window, mask_kind, dtype, device);
+          const auto draw = [&, d = dtype](std::int64_t heads, std::int64_t rows) {
+            return randn({2, heads, rows, 32}, d, device).requires_grad_();
+          };
+          const Tensor q = draw(2, queries), k = draw(1, keys), v = draw(1, keys);
+          const Tensor dy = randn(q.shape(), dtype, device);
+          const Tensor distance = arange(static_cast<double>(keys), int64, device) -
+                                  unsqueeze(arange(static_cast<double>(queries), int64, device), 1) - offset;
+          Tensor mask, with_window = logical_and(le(distance, 0), gt(distance, -window));
+          if (mask_kind == 1 || mask_kind == 2) {
+            mask = gt(rand(mask_kind == 1 ? Shape{queries, keys} : Shape{2, 1, 1, keys}, float32, device), 0.3);
+            with_window = logical_and(mask, with_window);
+          } else if (mask_kind == 3) {
+            mask = randn({queries, keys}, dtype, device);
+            with_window = where(with_window, mask, -INFINITY);
+          }
+          const auto run = [&](const AttentionOptions& options) {
+            Tensors results{scaled_dot_product_attention(q, k, v, options)};
+            for (const Tensor& gradient : autograd::grad({results[0]}, {q, k, v}, {dy})) {
+              results.push_back(gradient);
+            }
+            return results;
+          };
+          const Tensors got = run({.causal = true, .causal_offset = offset, .window = window, .mask = mask});
+          const Tensors expected = run({.mask = with_window, .backend = AttentionBackend::composed});
+          const double tolerance = dtype == float64 ? 1e-12 : 0.05;
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            expect_close(got[i], expected[i], tolerance, tolerance, what);
+          }
+        }
+      }
+    }
+    const Tensor qkv = randn({2, 100, 48}, float64, device);
+    const Tensor y = self_attention(qkv, 2, {.causal = true, .window = 5});
+    const auto part = [&](std::int64_t i) {
+      return transpose(reshape(slice(qkv, 2, 16 * i, 16 * i + 16), {2, 100, 2, 8}), 1, 2);
+    };
+    const Tensor z = scaled_dot_product_attention(part(0), part(1), part(2), {.causal = true, .window = 5});
+    expect_close(y, reshape(transpose(z, 1, 2), {2, 100, 16}), 1e-12, 1e-12);
+    expect_error([&] { self_attention(qkv, 2, {.window = 5}); }, "with a window `causal`, got 5 and false");
+    expect_error([&] { self_attention(qkv, 2, {.causal = true, .window = -1}); }, "expected a window >= 0");
   }
 }
 

@@ -206,7 +206,7 @@ TEST(Quantize, AnyLayoutAndNoGradient) {
 TEST(Quantize, Errors) {
   const Tensor weight = ones({40, 3});
   expect_error([&] { quantize(weight, {.bits = 16}); }, "quantize: expected 8, 4, 2 or 1 bits, got 16");
-  expect_error([&] { quantize(weight, {.group_size = 16}); }, "quantize: expected a group size of");
+  expect_error([&] { quantize(weight, {.group_size = 24}); }, "quantize: expected a group size of");
   expect_error([&] { quantize(weight, {.mode = static_cast<Mode>(77)}); },
                "quantize: expected one of the 5 quantization modes, got 77");
   expect_error([&] { quantize(weight, {.scheme = static_cast<QuantizationScheme>(9)}); },

@@ -16,6 +16,7 @@
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
+#include <mica/ops/index/index.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/quantized/quantized.h>
 #include <mica/ops/view/view.h>
@@ -42,11 +43,12 @@ struct Format {
   std::int64_t group_size = 64;
   Mode mode = Mode::scale_and_shift;
   bool one_zero = false;
-  DType dtype = float32;  // of scale and zero
+  DType dtype = float32;  // of scale and zero, or of their factors
+  bool two_levels = false;
 
   std::string text() const {
-    return fmt::format("{}x{}, {} bits, groups of {}, mode {}{}, factors of {}", rows, columns, bits, group_size,
-                       static_cast<int>(mode), one_zero ? ", one zero" : "", dtype);
+    return fmt::format("{}x{}, {} bits, groups of {}, mode {}{}, factors of {}{}", rows, columns, bits, group_size,
+                       static_cast<int>(mode), one_zero ? ", one zero" : "", dtype, two_levels ? ", two levels" : "");
   }
 };
 
@@ -55,6 +57,21 @@ struct Example {
   QuantizedWeight q;
   Doubles weight;
 };
+
+// Random scales or zeros of two levels, and their values.
+Doubles random_levels(const Format& f, std::int64_t groups, Device device, Tensor& first, Tensor& factor) {
+  const Tensor levels = randint(0, 256, {groups, f.columns}, uint8);
+  const Tensor factors = randn({(f.rows + 255) / 256, f.columns}, f.dtype);
+  const Doubles by = to_vector<double>(factors);
+  Doubles values = to_vector<double>(levels);
+  for (std::int64_t i = 0; i < groups * f.columns; ++i) {
+    const std::int64_t row = i / f.columns * f.group_size;
+    values[i] = (values[i] - 128) * by[row / 256 * f.columns + i % f.columns];
+  }
+  first = levels.to(device);
+  factor = factors.to(device);
+  return values;
+}
 
 Example random_weight(const Format& f, Device device = Device::cpu()) {
   const Tensor values = randint(0, 1 << f.bits, {f.rows, f.columns}, uint8);
@@ -67,11 +84,16 @@ Example random_weight(const Format& f, Device device = Device::cpu()) {
                         .mode = f.mode},
                   .weight = {}};
   Doubles scale(groups * f.columns, 1), shift(groups * f.columns, 0), offset = shift;
-  if (has_scale(f.mode)) {
+  if (has_scale(f.mode) && f.two_levels) {
+    scale = random_levels(f, groups, device, example.q.scale, example.q.scale_factor);
+  } else if (has_scale(f.mode)) {
     example.q.scale = (rand({groups, f.columns}, f.dtype)).to(device);
     scale = to_vector<double>(example.q.scale);
   }
-  if (has_zero(f.mode)) {
+  if (has_zero(f.mode) && f.two_levels && !f.one_zero) {
+    (f.mode == Mode::fused_multiply_add ? offset : shift) =
+        random_levels(f, groups, device, example.q.zero, example.q.zero_factor);
+  } else if (has_zero(f.mode)) {
     example.q.zero = (f.one_zero ? randn({}, f.dtype) : randn({groups, f.columns}, f.dtype)).to(device);
     Doubles zero = to_vector<double>(example.q.zero);
     zero.resize(groups * f.columns, f.one_zero ? zero[0] : 0);
@@ -252,6 +274,59 @@ TEST(QuantizedMatmul, FactorsOfAnyFloatingType) {
       }
     }
   }
+}
+
+// The formats of GGUF's K-quants: groups of 16, and scales and zeros of two levels.
+TEST(QuantizedMatmul, SmallGroupsAndTwoLevels) {
+  manual_seed(31);
+  for (const Device device : test_devices()) {
+    int turn = 0;
+    for (const auto& [bits, group_size, two_levels] :
+         {std::tuple{8, 16, false}, {4, 16, true}, {2, 16, true}, {8, 16, true}, {4, 32, true}, {1, 64, true}}) {
+      for (const auto& [rows, columns] : {std::pair{1, 3}, {48, 40}, {272, 33}, {530, 136}}) {
+        const Mode mode = kModes[static_cast<std::size_t>(1 + turn % 4)];
+        const Format format{rows,
+                            columns,
+                            bits,
+                            group_size,
+                            mode,
+                            has_zero(mode) && turn % 3 == 0,
+                            kDtypes[static_cast<std::size_t>(turn % 4)],
+                            two_levels};
+        const Example example = random_weight(format, device);
+        for (const std::int64_t m : {1, 3, 9, 40}) {
+          const DType dtype = kDtypes[static_cast<std::size_t>(turn++ % 4)];
+          expect_matches(example, m, dtype, turn % 2 == 0, false,
+                         fmt::format("{}, M = {}, {} on {}", format.text(), m, dtype, device), device);
+          if (HasFatalFailure()) {
+            return;
+          }
+        }
+        ++turn;  // so that modes and dtypes do not alternate in step
+        expect_close(dequantize(example.q, float64), example.weight, 1e-14, 1e-14);
+      }
+    }
+  }
+}
+
+TEST(QuantizedEmbedding, IsColumnsOfTheWeight) {
+  manual_seed(32);
+  for (const Device device : test_devices()) {
+    for (const bool two_levels : {false, true}) {
+      const Format format{272, 10, 4, 32, Mode::fused_multiply_add, false, float16, two_levels};
+      const QuantizedWeight q = random_weight(format, device).q;
+      const Tensor indices = from_data<std::int64_t>({9, 0, 3, 3, 0, 1}, {2, 3}).to(device);
+      const Tensor y = quantized_embedding(q, indices, bfloat16);
+      EXPECT_EQ(y.shape(), (Shape{2, 3, 272}));
+      const Tensor expected = index_select(transpose(dequantize(q, bfloat16), 0, 1), 0, reshape(indices, {6}));
+      expect_same_bits(reshape(y, {6, 272}), expected, "");
+      EXPECT_EQ(quantized_embedding(q, zeros({0, 2}, int32, device), float32).shape(), (Shape{0, 2, 272}));
+      expect_error([&] { quantized_embedding(q, zeros({2}, float32, device), float32); },
+                   "quantized_embedding: expected indices of int64 or int32");
+    }
+  }
+  const QuantizedWeight q = random_weight({70, 6}).q;
+  expect_error([&] { quantized_embedding(q, from_data<std::int64_t>({6}, {1}), float32); }, "6");
 }
 
 TEST(QuantizedMatmul, LeadingAxesAndLayouts) {
@@ -509,7 +584,10 @@ TEST(QuantizedMatmul, Empty) {
 TEST(QuantizedWeight, GroupsOfInvalidSizes) {
   EXPECT_EQ((QuantizedWeight{.rows = INT64_MAX, .group_size = 32}.groups()), std::int64_t{1} << 58);
   EXPECT_EQ((QuantizedWeight{.rows = INT64_MAX, .group_size = kWholeColumn}.groups()), 1);
-  expect_error([] { QuantizedWeight{.rows = 4, .group_size = 0}.groups(); }, "expected a group size of 32, 64, 128");
+  expect_error([] { QuantizedWeight{.rows = 4, .group_size = 0}.groups(); },
+               "expected a group size of 16, 32, 64, 128");
+  expect_error([] { QuantizedWeight{.rows = 4, .bits = 1, .group_size = 16}.groups(); },
+               "expected a group size of 32, 64, 128 or kWholeColumn, got 16");
   expect_error([] { QuantizedWeight{.rows = -4}.groups(); }, "expected rows >= 0, got -4");
 }
 
@@ -523,7 +601,7 @@ TEST(QuantizedMatmul, Errors) {
     expect_error([&] { dequantize(q); }, "dequantize: " + message);
   };
   refuse([](auto& q) { q.bits = 3; }, "expected 8, 4, 2 or 1 bits, got 3");
-  refuse([](auto& q) { q.group_size = 48; }, "expected a group size of 32, 64, 128 or kWholeColumn, got 48");
+  refuse([](auto& q) { q.group_size = 48; }, "expected a group size of 16, 32, 64, 128 or kWholeColumn, got 48");
   refuse([](auto& q) { q.packed = {}; }, "expected packed to be an int32 matrix, got an undefined tensor");
   refuse([](auto& q) { q.packed = zeros({9, 6}); }, "expected packed to be an int32 matrix, got float32 [9, 6]");
   refuse([](auto& q) { q.packed = zeros({54}, int32); }, "expected packed to be an int32 matrix, got int32 [54]");
@@ -538,7 +616,23 @@ TEST(QuantizedMatmul, Errors) {
   refuse([](auto& q) { q.mode = static_cast<Mode>(77); }, "expected one of the 5 quantization modes, got 77");
   refuse([](auto& q) { q.scale = {}; }, "expected a scale in mode scale_and_shift");
   refuse([](auto& q) { q.scale = ones({6}); }, "expected scale of shape [2, 6], got [6]");
-  refuse([](auto& q) { q.scale = ones({2, 6}, int32); }, "expected scale of a floating dtype on cpu, got int32 on cpu");
+  refuse(
+      [](auto& q) {
+        q.scale = ones({2, 6}, int32);
+      },
+      "expected scale of a floating dtype or uint8 on cpu, got int32 on cpu");
+  refuse(
+      [](auto& q) {
+        q.scale = ones({2, 6}, uint8);
+      },
+      "expected a floating scale_factor of shape [1, 6] on cpu for a scale of uint8, got an undefined tensor");
+  refuse(
+      [](auto& q) {
+        q.zero = ones({2, 6}, uint8), q.zero_factor = ones({2, 6});
+      },
+      "expected a floating zero_factor of shape [1, 6] on cpu for a zero of uint8, got float32 [2, 6] on cpu");
+  refuse([](auto& q) { q.scale_factor = ones({1, 6}); }, "expected no scale_factor unless scale is uint8");
+  refuse([](auto& q) { q.zero = ones({}, uint8), q.zero_factor = ones({1, 6}); }, "expected zero of a floating dtype");
   refuse([](auto& q) { q.scale = ones({2, 6}).requires_grad_(); }, "expected a constant scale");
   refuse([](auto& q) { q.zero = {}; }, "expected a zero in mode scale_and_shift");
   refuse([](auto& q) { q.zero = ones({1, 6}); }, "expected zero of shape [2, 6] or [], got [1, 6]");

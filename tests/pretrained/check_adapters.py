@@ -17,16 +17,17 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM
 
-from make_adapters import ADAPTERS, TARGETS, loss_of
+from make_adapters import ADAPTERS, FEATURES, TARGETS, loss_of
 from make_fixtures import FOLDER
 
 
 def main():
     failed = 0
-    for name in TARGETS:
-        base = AutoModelForCausalLM.from_pretrained(FOLDER / name, attn_implementation="eager").eval()
+    for name in (*TARGETS, *FEATURES):
+        base_name = FEATURES[name][0] if name in FEATURES else name
+        base = AutoModelForCausalLM.from_pretrained(FOLDER / base_name, attn_implementation="eager").eval()
         model = PeftModel.from_pretrained(base, pathlib.Path(sys.argv[1]) / name).eval()
-        data = load_file(FOLDER / name / "expected.safetensors")
+        data = load_file(FOLDER / base_name / "expected.safetensors")
         loss = loss_of(model, data).item()
         expected = json.loads((ADAPTERS / name / "losses.json").read_text())["trained_loss"]
         print(f"{name}: loss {loss:.4f}, by PEFT's own training {expected:.4f}")
@@ -39,7 +40,7 @@ def main():
     error = (pooled - load_file(folder / "pooled.safetensors")["pooled"]).abs().max().item()
     print(f"bert: features differ by {error:.2g}")
     failed += error > 1e-5
-    print(f"{len(TARGETS) + 1 - failed} passed, {failed} failed")
+    print(f"{len(TARGETS) + len(FEATURES) + 1 - failed} passed, {failed} failed")
     return failed > 0
 
 

@@ -20,6 +20,17 @@ from make_fixtures import FOLDER
 
 ADAPTERS = FOLDER.parent / "adapters"
 STEPS, RATE = 100, 2e-3
+# Adapters with random values in all that is trained: the model and what LoraConfig is told.
+FEATURES = {
+    "patterns": ("qwen2", dict(target_modules=["q_proj", "k_proj", "down_proj"], r=4, lora_alpha=6, bias="lora_only",
+                               rank_pattern={"model.layers.0.self_attn.q_proj": 2, r"layers\.1.*down_proj": 3},
+                               alpha_pattern={"k_proj": 5}, use_rslora=True)),
+    "dora": ("llama3", dict(target_modules=["o_proj", "up_proj", "lm_head"], r=3, lora_alpha=4, use_dora=True,
+                            modules_to_save=["embed_tokens", "model.norm"])),
+    "biases": ("gpt2", dict(target_modules=["c_attn", "mlp.c_proj"], r=2, lora_alpha=3, use_dora=True, bias="all",
+                            modules_to_save=["ln_f", "mlp.c_fc"], fan_in_fan_out=True)),
+}
+FEATURE_STEPS = 20
 TARGETS = {"gpt2": ["c_attn", "mlp.c_proj"], "llama3": ["q_proj", "v_proj", "down_proj"]}
 
 
@@ -36,11 +47,11 @@ def loss_of(model, data):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), data["targets"].flatten())
 
 
-def train(model, data, rate):
+def train(model, data, rate, steps=STEPS):
     """The loss before each step."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate, weight_decay=0.01)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         loss = loss_of(model, data)
         losses.append(loss.item())
         optimizer.zero_grad()
@@ -49,9 +60,37 @@ def train(model, data, rate):
     return losses
 
 
+def random_adapter(name):
+    """A model with an adapter of FEATURES, and the name of its base model."""
+    base_name, options = FEATURES[name]
+    torch.manual_seed(sum(name.encode()))
+    base = AutoModelForCausalLM.from_pretrained(FOLDER / base_name, attn_implementation="eager").eval()
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options)).eval()
+    with torch.no_grad():
+        for _, parameter in sorted((n, p) for n, p in model.named_parameters() if p.requires_grad):
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model, base_name
+
+
+def write_features():
+    for name in FEATURES:
+        model, base_name = random_adapter(name)
+        save(model, ADAPTERS / name, base_name)
+        data = load_file(FOLDER / base_name / "expected.safetensors")
+        model.to(torch.float64)
+        losses = train(model, data, RATE, FEATURE_STEPS)
+        with torch.no_grad():
+            loss = loss_of(model, data)
+        about = {"base": base_name, "learning_rate": RATE, "losses": losses, "trained_loss": loss.item()}
+        (ADAPTERS / name / "losses.json").write_text(json.dumps(about) + "\n")
+
+
 def main():
     torch.set_num_threads(1)
+    if sys.argv[1:] == ["features"]:  # only those with random values
+        return write_features()
     shutil.rmtree(ADAPTERS, ignore_errors=True)
+    write_features()
     for name, targets in TARGETS.items():
         torch.manual_seed(sum(name.encode()))
         base = AutoModelForCausalLM.from_pretrained(FOLDER / name, attn_implementation="eager").eval()

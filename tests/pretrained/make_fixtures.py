@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Writes fixtures/: small random models as transformers saves them, and PyTorch's results for them. See README.md.
 
-    python3 tests/pretrained/make_fixtures.py
+    python3 tests/pretrained/make_fixtures.py           # all
+    python3 tests/pretrained/make_fixtures.py NAME …    # these models only
 """
 
 import json
 import os
 import pathlib
 import shutil
+import sys
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # the same results on every CPU
 
@@ -15,6 +17,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
@@ -30,6 +33,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1000.0, "original_max_positio
             "short_factor": [1.0, 1.125, 1.5, 2.25], "long_factor": [1.25, 3.0, 6.5, 8.0]}
 LONGROPE_AT_END = {"rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 12, "factor": 3.0,
                    "short_factor": [1.0, 1.25, 1.75], "long_factor": [1.5, 2.75, 4.0], "attention_factor": 1.25}
+GEMMA3 = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
 
 GPT2 = dict(vocab_size=41, n_positions=16, n_embd=16, n_layer=2, n_head=2)
@@ -58,6 +62,15 @@ MODELS = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, tie_word_embeddings=True, rope_parameters=YARN), None),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**LLAMA, head_dim=8, tie_word_embeddings=True, rope_parameters=LINEAR),
               None),
+    "mistral_window": (MistralForCausalLM, MistralConfig(**LLAMA, sliding_window=5, rope_parameters=PLAIN), None),
+    "qwen2_window": (Qwen2ForCausalLM, Qwen2Config(**{**LLAMA, "num_hidden_layers": 3}, use_sliding_window=True,
+                                                   sliding_window=4, max_window_layers=1, rope_parameters=PLAIN), None),
+    "gemma2_window": (Gemma2ForCausalLM, Gemma2Config(**LLAMA, head_dim=8, sliding_window=5, query_pre_attn_scalar=12,
+                                                      attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
+                                                      rope_parameters=PLAIN), None),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**LLAMA, head_dim=8, sliding_window=5,
+                                                   query_pre_attn_scalar=12, rope_parameters=GEMMA3,
+                                                   layer_types=["sliding_attention", "full_attention"]), None),
     # No text is longer than the window.
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**LLAMA, head_dim=8, sliding_window=16, query_pre_attn_scalar=12,
                                                attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
@@ -156,16 +169,20 @@ def make_decoded():
     save_file({"tokens": tokens, "logits": logits}, folder / "expected.safetensors")
 
 
-def main():
-    shutil.rmtree(FOLDER, ignore_errors=True)
+def main(names):
     torch.set_num_threads(1)
-    for name, (kind, config, shard) in MODELS.items():
+    if not names:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        make_decoded()
+    for name in names or MODELS:
+        kind, config, shard = MODELS[name]
         config._attn_implementation = "eager"
         make(name, kind, config, shard)
-    make_decoded()
+    if names:
+        return
     about = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     (FOLDER / "versions.json").write_text(json.dumps(about) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

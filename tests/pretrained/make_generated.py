@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes fixtures/*/generated.json: how transformers continues prompts with the models that make_fixtures.py wrote.
 
-    python3 tests/pretrained/make_generated.py
+    python3 tests/pretrained/make_generated.py          # all
+    python3 tests/pretrained/make_generated.py NAME …   # these models only
 """
 
 import json
@@ -41,10 +42,11 @@ def generated_in_batch(path, prompts):
             for text, of_text in zip(out.sequences, logits)]
 
 
-def main():
+def main(names):
     torch.set_num_threads(1)
     for path in sorted(FOLDER.glob("*/config.json")):
-        if path.parent.name.startswith("bert") or path.parent.name == "llama_decoded":
+        name = path.parent.name
+        if name.startswith("bert") or name == "llama_decoded" or (names and name not in names):
             continue
         torch.manual_seed(sum(path.parent.name.encode()))
         results = []
@@ -67,4 +69,4 @@ def main():
 
 if __name__ == "__main__":
     with torch.no_grad():
-        sys.exit(main())
+        main(sys.argv[1:])

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <map>
 
@@ -10,6 +11,7 @@ namespace mica::cuda {
 namespace {
 
 constexpr std::int64_t kAlignment = 16;  // of every tensor, in bytes
+constexpr CudnnGraph::Axes kOne{1, 1, 1, 1};
 constexpr cudnnBackendAttributeType_t kDescriptor = CUDNN_TYPE_BACKEND_DESCRIPTOR;
 
 class Handle {
@@ -37,9 +39,8 @@ CudnnGraph::Axes row_major(const CudnnGraph::Axes& sizes) {
   return {sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
 }
 
-// All notes of the engine that a configuration uses.
-std::vector<cudnnBackendNumericalNote_t> numerical_notes(cudnnBackendDescriptor_t engine) {
-  std::vector<cudnnBackendNumericalNote_t> notes(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
+CudnnNotes numerical_notes(cudnnBackendDescriptor_t engine) {
+  CudnnNotes notes(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
   std::int64_t count = 0;
   check(cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                  static_cast<std::int64_t>(notes.size()), &count, notes.data()),
@@ -94,37 +95,45 @@ void CudnnDescriptor::set_array(cudnnBackendAttributeName_t name, cudnnBackendAt
 
 void CudnnDescriptor::finalize() { check(cudnnBackendFinalize(get()), "cudnnBackendFinalize"); }
 
-CudnnGraph::Node CudnnGraph::add(cudnnDataType_t type, const Axes& sizes, const Axes& strides, bool is_virtual,
-                                 bool by_value) {
+CudnnGraph::Node CudnnGraph::add(cudnnDataType_t type, std::span<const std::int64_t> sizes,
+                                 std::span<const std::int64_t> strides, bool is_virtual, bool by_value) {
+  mica::check(sizes.size() == strides.size(), "cuda: a cuDNN tensor has {} sizes and {} strides", sizes.size(),
+              strides.size());
+  const auto rank = static_cast<std::int64_t>(sizes.size());
   const auto id = static_cast<std::int64_t>(tensors_.size()) + 1;
   CudnnDescriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   tensor.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id);
   tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
   tensor.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kAlignment);
-  tensor.set_array(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, sizes.data());
-  tensor.set_array(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.data());
+  tensor.set_array(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, rank, sizes.data());
+  tensor.set_array(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, rank, strides.data());
   tensor.set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, is_virtual);
   tensor.set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, by_value);
   tensor.finalize();
   tensors_.push_back(std::move(tensor));
-  return {id, sizes};
+  return {id};
 }
 
 CudnnGraph::Node CudnnGraph::tensor(cudnnDataType_t type, const Axes& sizes, const Axes& strides) {
+  return tensor(type, std::span<const std::int64_t>(sizes), std::span<const std::int64_t>(strides));
+}
+
+CudnnGraph::Node CudnnGraph::tensor(cudnnDataType_t type, std::span<const std::int64_t> sizes,
+                                    std::span<const std::int64_t> strides) {
   const Node node = add(type, sizes, strides, false, false);
   memory_ids_.push_back(node.id);
   return node;
 }
 
 CudnnGraph::Node CudnnGraph::scalar(float value) {
-  const Node node = add(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true);
+  const Node node = add(CUDNN_DATA_FLOAT, kOne, kOne, false, true);
   scalar_ids_.push_back(node.id);
   scalars_.push_back(value);
   return node;
 }
 
 CudnnGraph::Node CudnnGraph::scalar(std::int32_t value) {
-  const Node node = add(CUDNN_DATA_INT32, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true);
+  const Node node = add(CUDNN_DATA_INT32, kOne, kOne, false, true);
   scalar_ids_.push_back(node.id);
   scalars_.push_back(std::bit_cast<float>(value));
   return node;
@@ -135,6 +144,11 @@ CudnnGraph::Node CudnnGraph::inner(cudnnDataType_t type, const Axes& sizes) {
 }
 
 CudnnGraph::Node CudnnGraph::inner(cudnnDataType_t type, const Axes& sizes, const Axes& strides) {
+  return add(type, sizes, strides, true, false);
+}
+
+CudnnGraph::Node CudnnGraph::inner(cudnnDataType_t type, std::span<const std::int64_t> sizes,
+                                   std::span<const std::int64_t> strides) {
   return add(type, sizes, strides, true, false);
 }
 
@@ -221,7 +235,102 @@ CudnnGraph::Node CudnnGraph::reshape(Node x, Node to) {
   return to;
 }
 
+CudnnDescriptor& CudnnGraph::convolution_settings(const CudnnConvolution& geometry) {
+  CudnnDescriptor& settings = settings_.emplace_back(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+  const auto axes = static_cast<std::int64_t>(geometry.stride.size());
+  settings.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+  settings.set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION);
+  settings.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, axes);
+  settings.set_array(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, axes, geometry.stride.data());
+  settings.set_array(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, axes, geometry.dilation.data());
+  settings.set_array(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, axes, geometry.before.data());
+  settings.set_array(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, axes, geometry.after.data());
+  settings.finalize();
+  return settings;
+}
+
+CudnnGraph::Node CudnnGraph::convolution(const CudnnConvolution& geometry, Node x, Node weight, Node y) {
+  const CudnnDescriptor& settings = convolution_settings(geometry);
+  CudnnDescriptor& op = operation(CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, settings);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, kDescriptor, tensor_of(x));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, kDescriptor, tensor_of(weight));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, kDescriptor, tensor_of(y));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1.0F);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 0.0F);
+  op.finalize();
+  return y;
+}
+
+CudnnGraph::Node CudnnGraph::convolution_input_gradient(const CudnnConvolution& geometry, Node y, Node weight, Node x) {
+  const CudnnDescriptor& settings = convolution_settings(geometry);
+  CudnnDescriptor& op = operation(CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, settings);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, kDescriptor, tensor_of(y));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, kDescriptor, tensor_of(weight));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, kDescriptor, tensor_of(x));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, CUDNN_TYPE_FLOAT, 1.0F);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA, CUDNN_TYPE_FLOAT, 0.0F);
+  op.finalize();
+  return x;
+}
+
+CudnnGraph::Node CudnnGraph::convolution_weight_gradient(const CudnnConvolution& geometry, Node x, Node y,
+                                                         Node weight) {
+  const CudnnDescriptor& settings = convolution_settings(geometry);
+  CudnnDescriptor& op = operation(CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, settings);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, kDescriptor, tensor_of(x));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, kDescriptor, tensor_of(y));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, kDescriptor, tensor_of(weight));
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, CUDNN_TYPE_FLOAT, 1.0F);
+  op.set(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA, CUDNN_TYPE_FLOAT, 0.0F);
+  op.finalize();
+  return weight;
+}
+
+namespace {
+
+// The engine configurations that the heuristics of a mode recommend for a graph, best first.
+std::vector<CudnnDescriptor> recommended(const CudnnDescriptor& graph, const CudnnDescriptor& device,
+                                         cudnnBackendHeurMode_t mode, std::string* reason) {
+  CudnnDescriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
+  if (cudnnBackendFinalize(heuristics.get()) != CUDNN_STATUS_SUCCESS) {
+    *reason = last_error();
+    return {};
+  }
+  std::int64_t count = 0;
+  check(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, kDescriptor, 0, &count, nullptr),
+        "cudnnBackendGetAttribute");
+  std::vector<CudnnDescriptor> configs;
+  std::vector<cudnnBackendDescriptor_t> raw;
+  for (std::int64_t i = 0; i < count; ++i) {
+    raw.push_back(configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).get());
+  }
+  check(
+      cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, kDescriptor, count, &count, raw.data()),
+      "cudnnBackendGetAttribute");
+  configs.erase(configs.begin() + count, configs.end());
+  return configs;
+}
+
+}  // namespace
+
 std::unique_ptr<CudnnPlan> CudnnGraph::compile(const CudnnDescriptor& device, std::string* reason) {
+  constexpr std::array modes{CUDNN_HEUR_MODE_A};
+  const auto any = [](const CudnnNotes&) { return true; };
+  auto plans = compile(device, modes, 1, INT64_MAX, any, reason);
+  return plans.empty() ? nullptr : std::move(plans.front());
+}
+
+std::vector<std::unique_ptr<CudnnPlan>> CudnnGraph::compile(const CudnnDescriptor& device,
+                                                            std::span<const cudnnBackendHeurMode_t> modes,
+                                                            std::size_t most, std::int64_t most_workspace,
+                                                            const std::function<bool(const CudnnNotes&)>& accepts,
+                                                            std::string* reason) {
   std::vector<cudnnBackendDescriptor_t> raw;
   for (const CudnnDescriptor& op : operations_) {
     raw.push_back(op.get());
@@ -230,59 +339,52 @@ std::unique_ptr<CudnnPlan> CudnnGraph::compile(const CudnnDescriptor& device, st
   graph.set_array(CUDNN_ATTR_OPERATIONGRAPH_OPS, kDescriptor, static_cast<std::int64_t>(raw.size()), raw.data());
   if (cudnnBackendFinalize(graph.get()) != CUDNN_STATUS_SUCCESS) {
     *reason = last_error();
-    return nullptr;
+    return {};
   }
 
-  CudnnDescriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
-  heuristics.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, CUDNN_HEUR_MODE_A);
-  heuristics.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
-  if (cudnnBackendFinalize(heuristics.get()) != CUDNN_STATUS_SUCCESS) {
-    *reason = last_error();
-    return nullptr;
-  }
-  std::int64_t count = 0;
-  check(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, kDescriptor, 0, &count, nullptr),
-        "cudnnBackendGetAttribute");
-  std::vector<CudnnDescriptor> configs;
-  std::vector<cudnnBackendDescriptor_t> raw_configs;
-  for (std::int64_t i = 0; i < count; ++i) {
-    raw_configs.push_back(configs.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).get());
-  }
-  check(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, kDescriptor, count, &count,
-                                 raw_configs.data()),
-        "cudnnBackendGetAttribute");
-
-  for (std::int64_t i = 0; i < count; ++i) {
-    CudnnDescriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[static_cast<std::size_t>(i)]);
-    plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
-    if (cudnnBackendFinalize(plan.get()) != CUDNN_STATUS_SUCCESS) {
-      *reason = last_error();
-      continue;
+  std::vector<std::unique_ptr<CudnnPlan>> plans;
+  for (const cudnnBackendHeurMode_t mode : modes) {
+    for (const CudnnDescriptor& config : recommended(graph, device, mode, reason)) {
+      if (plans.size() == most) {
+        return plans;
+      }
+      std::int64_t got = 0;
+      CudnnDescriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+      cudnnBackendDescriptor_t raw_engine = engine.get();
+      check(cudnnBackendGetAttribute(config.get(), CUDNN_ATTR_ENGINECFG_ENGINE, kDescriptor, 1, &got, &raw_engine),
+            "cudnnBackendGetAttribute");
+      const CudnnNotes notes = numerical_notes(raw_engine);
+      if (!accepts(notes)) {
+        *reason = "the notes of every engine rule it out";
+        continue;
+      }
+      CudnnDescriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+      plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+      plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
+      if (cudnnBackendFinalize(plan.get()) != CUDNN_STATUS_SUCCESS) {
+        *reason = last_error();
+        continue;
+      }
+      std::unique_ptr<CudnnPlan> result(new CudnnPlan(std::move(plan)));
+      check(cudnnBackendGetAttribute(result->plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                     &got, &result->workspace_bytes_),
+            "cudnnBackendGetAttribute");
+      if (result->workspace_bytes_ > most_workspace) {
+        *reason = fmt::format("an engine needs a workspace of {} bytes", result->workspace_bytes_);
+        continue;
+      }
+      check(cudnnBackendGetAttribute(raw_engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &got,
+                                     &result->engine_),
+            "cudnnBackendGetAttribute");
+      result->deterministic_ =
+          std::find(notes.begin(), notes.end(), CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) == notes.end();
+      result->ids_ = memory_ids_;
+      result->ids_.insert(result->ids_.end(), scalar_ids_.begin(), scalar_ids_.end());
+      result->scalars_ = scalars_;
+      plans.push_back(std::move(result));
     }
-    std::unique_ptr<CudnnPlan> result(new CudnnPlan(std::move(plan)));
-    std::int64_t got = 0;
-    check(cudnnBackendGetAttribute(result->plan_.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
-                                   &got, &result->workspace_bytes_),
-          "cudnnBackendGetAttribute");
-    CudnnDescriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-    cudnnBackendDescriptor_t raw_engine = engine.get();
-    check(cudnnBackendGetAttribute(raw_configs[static_cast<std::size_t>(i)], CUDNN_ATTR_ENGINECFG_ENGINE, kDescriptor,
-                                   1, &got, &raw_engine),
-          "cudnnBackendGetAttribute");
-    check(cudnnBackendGetAttribute(raw_engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &got,
-                                   &result->engine_),
-          "cudnnBackendGetAttribute");
-    for (const cudnnBackendNumericalNote_t note : numerical_notes(raw_engine)) {
-      result->deterministic_ = result->deterministic_ && note != CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
-    }
-    result->ids_ = memory_ids_;
-    result->ids_.insert(result->ids_.end(), scalar_ids_.begin(), scalar_ids_.end());
-    result->scalars_ = scalars_;
-    return result;
   }
-  return nullptr;
+  return plans;
 }
 
 void CudnnPlan::run(const std::vector<void*>& data, void* workspace) const {

@@ -1,15 +1,17 @@
 #pragma once
 
-// A thin layer over the graph API of cuDNN 9: a graph of operations on 4-dimensional tensors is built, compiled to a
-// plan by the library's heuristics, and executed on pointers. Built only with cuDNN (MICA_WITH_CUDNN).
+// A thin layer over the graph API of cuDNN 9: a graph of operations on tensors is built, compiled to a plan by the
+// library's heuristics, and executed on pointers. Built only with cuDNN (MICA_WITH_CUDNN).
 
 #include <cudnn.h>
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <source_location>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,23 +73,32 @@ class CudnnPlan {
   std::int64_t engine_ = -1;
 };
 
+/// What the notes say about an engine's results.
+using CudnnNotes = std::vector<cudnnBackendNumericalNote_t>;
+
+/// The geometry of a convolution, one number for each spatial axis.
+struct CudnnConvolution {
+  std::span<const std::int64_t> stride, dilation, before, after;  // padding at both ends
+};
+
 class CudnnGraph {
  public:
   using Axes = std::array<std::int64_t, 4>;
   /// A tensor of the graph.
   struct Node {
     std::int64_t id;
-    Axes sizes;
   };
 
   /// Device memory: the i-th call corresponds to the i-th pointer of CudnnPlan::run. Aligned to 16 bytes.
   Node tensor(cudnnDataType_t type, const Axes& sizes, const Axes& strides);
+  Node tensor(cudnnDataType_t type, std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides);
   /// A constant stored in the plan.
   Node scalar(float value);
   Node scalar(std::int32_t value);
   /// An intermediate result that is not written to memory. Row-major unless strides are given.
   Node inner(cudnnDataType_t type, const Axes& sizes);
   Node inner(cudnnDataType_t type, const Axes& sizes, const Axes& strides);
+  Node inner(cudnnDataType_t type, std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides);
 
   // Operations write `to` and return it. They compute in float32 unless stated otherwise.
   Node matmul(Node a, Node b, Node to);
@@ -100,13 +111,26 @@ class CudnnGraph {
   Node reduce(cudnnReduceTensorOp_t op, Node x, Node to);
   /// The same elements, with the strides of `to`.
   Node reshape(Node x, Node to);
+  /// The convolution of x (N, C, …) with the filters (K, C / groups, …) to y (N, K, …), and its gradients.
+  Node convolution(const CudnnConvolution& geometry, Node x, Node weight, Node y);
+  Node convolution_input_gradient(const CudnnConvolution& geometry, Node y, Node weight, Node x);
+  Node convolution_weight_gradient(const CudnnConvolution& geometry, Node x, Node y, Node weight);
 
   /// The first engine that cuDNN's heuristics recommend for a device and that builds; null if there is none for this
   /// graph, with cuDNN's message in *reason.
   std::unique_ptr<CudnnPlan> compile(const CudnnDescriptor& device, std::string* reason);
+  /// The first engines, up to `most`, that the heuristics of any of the modes recommend, whose notes `accepts` accepts,
+  /// that need at most `most_workspace` bytes, and that build. If there is none, *reason says why.
+  std::vector<std::unique_ptr<CudnnPlan>> compile(const CudnnDescriptor& device,
+                                                  std::span<const cudnnBackendHeurMode_t> modes, std::size_t most,
+                                                  std::int64_t most_workspace,
+                                                  const std::function<bool(const CudnnNotes&)>& accepts,
+                                                  std::string* reason);
 
  private:
-  Node add(cudnnDataType_t type, const Axes& sizes, const Axes& strides, bool is_virtual, bool by_value);
+  Node add(cudnnDataType_t type, std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
+           bool is_virtual, bool by_value);
+  CudnnDescriptor& convolution_settings(const CudnnConvolution& geometry);
   CudnnDescriptor& operation(cudnnBackendDescriptorType_t type);
   struct Operand {
     cudnnBackendAttributeName_t name;

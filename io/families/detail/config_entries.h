@@ -67,6 +67,7 @@ class ConfigEntries {
   /// Numbers above 0, as many as `count`.
   std::vector<double> numbers(const std::string& name, std::int64_t count) const;
 
+  const std::string& what() const { return what_; }  ///< of errors
   std::optional<ConfigEntries> nested(const std::string& name) const;
 
   /// Throws if an entry is an object.

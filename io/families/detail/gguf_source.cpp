@@ -7,11 +7,8 @@
 
 namespace mica::io::detail {
 
-GgufSource::GgufSource(const InputFile& file, const GgufHeader& header, std::string what)
-    : GgufEntries(header.metadata, std::move(what)),
-      file_(file),
-      header_(header),
-      prefix_(text("general.architecture") + ".") {}
+GgufSource::GgufSource(const GgufFiles& files, std::string what)
+    : GgufEntries(files.header.metadata, std::move(what)), files_(files), prefix_(text("general.architecture") + ".") {}
 
 void GgufSource::require(const char* name, double expected) const {
   const std::optional<double> value = number(key(name));
@@ -20,14 +17,15 @@ void GgufSource::require(const char* name, double expected) const {
 }
 
 const GgufTensor* GgufSource::tensor(std::string_view name) const {
-  const auto at = std::find_if(header_.tensors.begin(), header_.tensors.end(),
-                               [&](const GgufTensor& tensor) { return tensor.name == name; });
-  return at == header_.tensors.end() ? nullptr : &*at;
+  const std::vector<GgufTensor>& tensors = files_.header.tensors;
+  const auto at =
+      std::find_if(tensors.begin(), tensors.end(), [&](const GgufTensor& tensor) { return tensor.name == name; });
+  return at == tensors.end() ? nullptr : &*at;
 }
 
 std::vector<float> GgufSource::floats(const GgufTensor& tensor) const {
   std::vector<float> values(tensor.bytes / sizeof(float));
-  file_.read(values.data(), tensor.bytes, tensor.begin);
+  files_.files[tensor.file]->read(values.data(), tensor.bytes, tensor.begin);
   return values;
 }
 

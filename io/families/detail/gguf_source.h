@@ -7,15 +7,14 @@
 
 #include <mica/io/detail/gguf_entries.h>
 #include <mica/io/detail/gguf_header.h>
-#include <mica/io/file.h>
 
 namespace mica::io::detail {
 
-/// A GGUF file from which a family reads a configuration. Most keys of the metadata begin with the architecture.
+/// The GGUF files from which a family reads a configuration. Most keys of the metadata begin with the architecture.
 class GgufSource : public GgufEntries {
  public:
-  /// Refers to the file and its header. Errors start with `what`.
-  GgufSource(const InputFile& file, const GgufHeader& header, std::string what);
+  /// Refers to the files. Errors start with `what`.
+  GgufSource(const GgufFiles& files, std::string what);
 
   std::string architecture() const { return prefix_.substr(0, prefix_.size() - 1); }
   std::string key(const char* name) const { return prefix_ + name; }
@@ -34,8 +33,7 @@ class GgufSource : public GgufEntries {
   std::int64_t vocabulary() const;
 
  private:
-  const InputFile& file_;
-  const GgufHeader& header_;
+  const GgufFiles& files_;
   std::string prefix_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace mica::kernels {
 
-// Outputs are row-major and, unless stated otherwise, share no memory with inputs. Inputs broadcast to the output's
+// Outputs are dense and, unless stated otherwise, share no memory with inputs. Inputs broadcast to the output's
 // shape and may have any strides. Numbers are converted to the type of arithmetic. `On` is Cpu or Cuda.
 
 namespace detail {

@@ -11,6 +11,10 @@ namespace mica::detail {
 /// are equal.
 Shape common_shape(const Tensor& a, const Tensor& b, const char* op);
 
+/// A new tensor of that shape for a result computed from a and, if defined, b. Channels last if both are: see
+/// core/channels_last.h.
+Tensor new_result(const Shape& shape, DType dtype, const Tensor& a, const Tensor& b = {});
+
 /// The gradient of a tensor of shape `shape` that was broadcast to gradient.shape(): sums over the broadcast axes.
 Tensor unbroadcast(const Tensor& gradient, const Shape& shape);
 

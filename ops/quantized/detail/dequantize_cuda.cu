@@ -18,6 +18,30 @@ namespace quantized_cuda {
 
 namespace {
 
+/// Scales or zeros of two levels as one: out (groups, columns).
+template <class S>
+__global__ void __launch_bounds__(kSimpleThreads)
+    one_level_kernel(const Values x, const Values factor, S* out, std::int64_t size, std::int64_t columns,
+                     std::int64_t groups_per_factor) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kSimpleThreads + threadIdx.x;
+  if (i < size) {
+    out[i] = x.at<S>(i) * factor.at<S>(i / columns / groups_per_factor * columns + i % columns);
+  }
+}
+
+/// Scales or zeros in the type that dequantize_kernel reads.
+template <class S>
+Tensor one_level(const Tensor& x, const Tensor& factor, std::int64_t group_size) {
+  if (!factor.defined()) {
+    return converted(x, dtype_of<S>);
+  }
+  const Tensor result = empty(x.shape(), dtype_of<S>, x.device());
+  one_level_kernel<S><<<blocks_for(x.numel()), kSimpleThreads, 0, cuda::current_stream()>>>(
+      Values(x), Values(factor), result.template data<S>(), x.numel(), x.size(1), quantized::kFactorRows / group_size);
+  cuda::check_launch("one_level_kernel");
+  return result;
+}
+
 /// out = weight · columns. Each thread dequantizes one word of each of four adjacent columns.
 template <class T, int kBits, class S = Accumulate<T>>
 __global__ void __launch_bounds__(kSimpleThreads)
@@ -37,7 +61,7 @@ __global__ void __launch_bounds__(kSimpleThreads)
   S factors[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    grids[c] = weight.template grid<S>(first / weight.group_size, column + c);
+    grids[c] = weight.template grid<S>(first, column + c);
     factors[c] = column_factors != nullptr && column + c < weight.columns ? column_factors[column + c] : S{1};
   }
   const int valid = static_cast<int>(weight.rows - first < kPerWord ? weight.rows - first : kPerWord);
@@ -75,12 +99,13 @@ Tensor converted(const Tensor& x, DType dtype) {
 }
 
 void dequantize_into(const QuantizedWeight& weight, const Tensor& columns, const Tensor& out) {
-  QuantizedWeight ready = weight;
-  ready.scale = converted(weight.scale, accumulate_dtype(out.dtype()));
-  ready.zero = converted(weight.zero, accumulate_dtype(out.dtype()));
   const std::int64_t threads = weight.packed.size(0) * ((weight.columns() + kColumns - 1) / kColumns);
   on_dtype(FloatTypes{}, out.dtype(), "dequantize", [&]<class T>() {
     using S = Accumulate<T>;
+    QuantizedWeight ready = weight;
+    ready.scale = one_level<S>(weight.scale, weight.scale_factor, weight.group_size);
+    ready.zero = one_level<S>(weight.zero, weight.zero_factor, weight.group_size);
+    ready.scale_factor = ready.zero_factor = {};
     quantized::on_bits(weight.bits, [&]<int kBits>() {
       dequantize_kernel<T, kBits><<<blocks_for(threads), kSimpleThreads, 0, cuda::current_stream()>>>(
           Weights<Numbers<S>>(ready), Numbers<S>(columns).data, out.data<T>());

@@ -111,6 +111,20 @@ void widen_strip(const Tensor& x, std::int64_t at, std::int64_t count, float* to
   });
 }
 
+/// The same for scales or zeros of `group`, which may have two levels.
+void widen_group(const Tensor& x, const Tensor& factor, std::int64_t first_row, std::int64_t at, std::int64_t column,
+                 std::int64_t count, float* to) {
+  if (!factor.defined()) {
+    widen_strip(x, at, count, to);
+    return;
+  }
+  widen_strip(factor, first_row / quantized::kFactorRows * factor.size(1) + column, count, to);
+  const std::uint8_t* const from = x.data<std::uint8_t>() + at;
+  for (std::int64_t c = 0; c < count; ++c) {
+    to[c] *= static_cast<float>(static_cast<int>(from[c]) - quantized::kFactorZero);
+  }
+}
+
 class Product {
  public:
   explicit Product(const QuantizedWeight& q)
@@ -118,7 +132,7 @@ class Product {
         words_(reinterpret_cast<const std::uint32_t*>(q.packed.data<std::int32_t>())),
         columns_(q.columns()),
         group_size_(quantized::rows_of_group(q.rows, q.group_size)),
-        chunk_(q.group_size == 32 ? 32 : kMostChunk) {}
+        chunk_(q.group_size == 16 || q.group_size == 32 ? q.group_size : kMostChunk) {}
 
   std::int64_t chunk() const { return chunk_; }
 
@@ -159,7 +173,7 @@ class Product {
     float* const zero = adds ? grid.offset.data() : grid.zero.data();
     std::fill_n(adds ? grid.zero.data() : grid.offset.data(), count, 0.0F);
     if (q_.scale.defined()) {
-      widen_strip(q_.scale, at, count, grid.scale.data());
+      widen_group(q_.scale, q_.scale_factor, group * group_size_, at, column, count, grid.scale.data());
     } else {
       std::fill_n(grid.scale.begin(), count, 1.0F);
     }
@@ -169,7 +183,7 @@ class Product {
       widen_strip(q_.zero, 0, 1, zero);
       std::fill_n(zero, count, zero[0]);
     } else {
-      widen_strip(q_.zero, at, count, zero);
+      widen_group(q_.zero, q_.zero_factor, group * group_size_, at, column, count, zero);
     }
     for (std::size_t c = static_cast<std::size_t>(count); c % kWidth != 0; ++c) {
       grid.zero[c] = grid.scale[c] = grid.offset[c] = 0;

@@ -24,7 +24,7 @@ namespace {
 
 template <class S>
 constexpr int kTile = gemm::Tile<S>::kColumns;
-static_assert(32 % kTile<float> == 0 && 32 % kTile<double> == 0);  // so a tile of the weight's rows is in one group
+static_assert(32 % kTile<float> == 0 && 32 % kTile<double> == 0);  // so a tile of the weight's rows is in two groups
 
 constexpr std::int64_t kRowBlock = 256;
 
@@ -35,6 +35,25 @@ Tensor converted(const Tensor& x) {
   }
   const Tensor result = empty(x.shape(), dtype_of<S>);
   copy_into(result, x);
+  return result;
+}
+
+// Scales or zeros, as one level.
+template <class S>
+Tensor one_level(const Tensor& x, const Tensor& factor, std::int64_t group_size) {
+  if (!factor.defined()) {
+    return converted<S>(x);
+  }
+  const Tensor factors = converted<S>(factor), result = empty(x.shape(), dtype_of<S>);
+  const std::int64_t n = x.size(1);
+  for (std::int64_t group = 0; group < x.size(0); ++group) {
+    const std::uint8_t* const from = x.data<std::uint8_t>() + group * n;
+    const S* const by = factors.template data<S>() + group * group_size / quantized::kFactorRows * n;
+    S* const to = result.template data<S>() + group * n;
+    for (std::int64_t i = 0; i < n; ++i) {
+      to[i] = static_cast<S>(static_cast<int>(from[i]) - quantized::kFactorZero) * by[i];
+    }
+  }
   return result;
 }
 
@@ -53,8 +72,8 @@ template <class S>
 class Weights {
  public:
   explicit Weights(const QuantizedWeight& q)
-      : scales_(converted<S>(q.scale)),
-        zeros_(converted<S>(q.zero)),
+      : scales_(one_level<S>(q.scale, q.scale_factor, q.group_size)),
+        zeros_(one_level<S>(q.zero, q.zero_factor, q.group_size)),
         words_(reinterpret_cast<const std::uint32_t*>(q.packed.data<std::int32_t>())),
         scale_(scales_.data_or_null<S>()),
         zero_(zeros_.data_or_null<S>()),
@@ -125,13 +144,15 @@ class Weights {
   void dequantize_bits_transposed(std::int64_t column, std::int64_t depth, std::int64_t row, S* out) const {
     constexpr int kPerWord = quantized::kWordBits / kBits;
     constexpr int kRun = std::min(kPerWord, kTile<S>);  // rows of the tile in one word
-    const std::int64_t group = row / group_size_;
     const std::int64_t end = std::min<std::int64_t>(rows_ - row, kTile<S>);
     std::fill(out, out + depth * kTile<S>, S{0});
     for (std::int64_t n = column; n < column + depth; ++n, out += kTile<S>) {
-      const Grid<S> g = grid(group, n);
+      Grid<S> g = grid(row / group_size_, n);
       for (std::int64_t first = 0; first < end; first += kRun) {
         const std::int64_t k = row + first;
+        if (first == 16 && group_size_ == 16) {
+          g = grid(k / 16, n);
+        }
         const std::uint32_t word = words_[k / kPerWord * columns_ + n] >> (k % kPerWord * kBits);
         MICA_INDEPENDENT
         for (int i = 0; i < kRun; ++i) {

@@ -27,7 +27,8 @@ constexpr int kWarp = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kStrip = kWarp * kColumns;           // columns of a block, and of each of its warps
-constexpr int kChunk = 32;                         // rows of the weight per step of a warp, all in one group
+constexpr int kChunk = 32;                         // rows of the weight per step of a warp, in one group or two
+constexpr int kHalf = kChunk / 2;                  // rows that are in one group in any case
 constexpr int kChunks = 2;                         // chunks that a warp processes between two barriers
 constexpr int kStage = kWarps * kChunks * kChunk;  // rows that a block processes between two barriers
 // The number of blocks that fills today's GPUs. A constant, so that sums do not depend on the GPU.
@@ -79,14 +80,14 @@ __device__ void load_x(const FewRows& a, std::int64_t first, float (&x)[kRows][k
   }
 }
 
-/// sums += x · weights, for the kChunk rows of the weight that `words` hold.
-template <int kBits, int kRows>
+/// sums += x · weights, for kHalf of the kChunk rows of the weight that `words` hold, from row kFirst on.
+template <int kFirst, int kBits, int kRows>
 __device__ void add_chunk(const std::uint32_t (&words)[kBits][kColumns], const Grid<float> (&grids)[kColumns],
                           const float (&x)[kRows][kStage], int first, float (&sums)[kRows][kColumns]) {
   constexpr int kPerWord = quantized::kWordBits / kBits;
   constexpr int kRun = 4;  // rows per step: 16 bytes of shared memory
 #pragma unroll
-  for (int k = 0; k < kChunk; k += kRun) {
+  for (int k = kFirst; k < kFirst + kHalf; k += kRun) {
     float weights[kRun][kColumns];
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
@@ -174,10 +175,19 @@ struct Chunk {
   }
 };
 
+/// The scales and zeros of kColumns columns in the group of `row`.
+__device__ void read_grids(const Weights<Values>& weight, std::int64_t row, std::int64_t column,
+                           Grid<float> (&grids)[kColumns]) {
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    grids[c] = weight.grid<float>(row, column + c);
+  }
+}
+
 /// Thread block (strip, split, i) multiplies kStrip columns of the weight, in a part of K, by the i-th kRows rows of x.
 /// A warp loads its next chunk while it processes the current one.
 template <int kBits, int kRows>
-__global__ void __launch_bounds__(kThreads) few_rows_kernel(const FewRows a) {
+__global__ void __launch_bounds__(kThreads, 1) few_rows_kernel(const FewRows a) {
   __shared__ alignas(16) float x[kRows][kStage];
   const int in_stage = threadIdx.x / kWarp * kChunks * kChunk;  // offset of this warp's chunks in a stage
   const std::int64_t column = std::int64_t{blockIdx.x} * kStrip + threadIdx.x % kWarp * kColumns;
@@ -203,12 +213,14 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const FewRows a) {
       __syncthreads();
     }
     if (row < a.weight.rows) {
+      const int first = in_stage + i % kChunks * kChunk;
       Grid<float> grids[kColumns];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        grids[c] = a.weight.grid<float>(row / a.weight.group_size, column + c);
+      read_grids(a.weight, row, column, grids);
+      add_chunk<0>(chunk.words, grids, x, first, sums);
+      if (a.weight.group_shift == 4 && row + kHalf < a.weight.rows) {
+        read_grids(a.weight, row + kHalf, column, grids);
       }
-      add_chunk<kBits>(chunk.words, grids, x, in_stage + i % kChunks * kChunk, sums);
+      add_chunk<kHalf>(chunk.words, grids, x, first, sums);
     }
   }
 
@@ -313,7 +325,8 @@ bool multiply_on_tensor_cores(const QuantizedMatmulForward& args) {
   if ((dtype != float16 && dtype != bfloat16) || !cuda::device_has_clusters() || weight.rows % kUnit != 0 ||
       weight.columns() % 8 != 0 || weight.rows / kUnit * weight.columns() > INT32_MAX || m > INT32_MAX ||
       weight.rows >= 1 << 24 || weight.columns() >= 1 << 22 || !aligned(args.x) || !aligned(args.y) ||
-      !aligned(weight.packed) || !aligned(weight.scale) || !aligned(weight.zero)) {
+      !aligned(weight.packed) || !aligned(weight.scale) || !aligned(weight.zero) || weight.group_size == 16 ||
+      weight.scale_factor.defined() || weight.zero_factor.defined()) {
     return false;
   }
   const Tensor scale = readable(weight.scale, dtype);

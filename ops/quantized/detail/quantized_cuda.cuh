@@ -2,6 +2,7 @@
 
 // How the CUDA kernels without tensor cores read packed weights. Included by .cu files only.
 
+#include <bit>
 #include <cstdint>
 
 #include <mica/ops/quantized/detail/quantized_functions.h>
@@ -18,6 +19,7 @@ inline unsigned blocks_for(std::int64_t threads) {
 
 // Elements whose type is known only at run time. That is fast enough for scales and zeros, which are few.
 struct Values {
+  static constexpr bool kTwoLevels = true;  // whether there may be factors: see QuantizedWeight
   const void* data = nullptr;
   DType dtype = DType::float32;
 
@@ -35,6 +37,8 @@ struct Values {
       case DType::float64: return static_cast<S>(static_cast<const double*>(data)[i]);
       case DType::float32: return static_cast<S>(static_cast<const float*>(data)[i]);
       case DType::float16: return static_cast<S>(static_cast<float>(static_cast<const Float16*>(data)[i]));
+      case DType::uint8:
+        return static_cast<S>(static_cast<int>(static_cast<const std::uint8_t*>(data)[i]) - quantized::kFactorZero);
       default: return static_cast<S>(static_cast<float>(static_cast<const BFloat16*>(data)[i]));
     }
   }
@@ -43,6 +47,7 @@ struct Values {
 // Elements whose type is known at compile time.
 template <class T>
 struct Numbers {
+  static constexpr bool kTwoLevels = false;
   const T* data = nullptr;
 
   explicit Numbers(const Tensor& x) : data(x.defined() ? x.data<T>() : nullptr) {}
@@ -67,34 +72,44 @@ struct Weights {
   const std::uint32_t* words;
   Source scale;
   Source zero;
+  Source scale_factor;
+  Source zero_factor;
   bool one_zero;
   bool adds;
   bool aligned;  // whether four adjacent words can be read at once
   std::int64_t rows;
   std::int64_t columns;
   std::int64_t word_rows;
-  std::int64_t group_size;
+  int group_shift;  // a group has 2^group_shift rows, or more than there are
 
   explicit Weights(const QuantizedWeight& q)
       : words(reinterpret_cast<const std::uint32_t*>(q.packed.data<std::int32_t>())),
         scale(q.scale),
         zero(q.zero),
+        scale_factor(q.scale_factor),
+        zero_factor(q.zero_factor),
         one_zero(q.zero.defined() && q.zero.dim() == 0),
         adds(q.mode == QuantizationMode::fused_multiply_add),
         aligned(q.columns() % kColumns == 0 && reinterpret_cast<std::uintptr_t>(words) % 16 == 0),
         rows(q.rows),
         columns(q.columns()),
         word_rows(q.packed.size(0)),
-        group_size(quantized::rows_of_group(q.rows, q.group_size)) {}
+        group_shift(q.group_size == kWholeColumn ? 62 : std::countr_zero(static_cast<std::uint64_t>(q.group_size))) {}
 
+  /// Of the group that has `row`.
   template <class S>
-  __device__ Grid<S> grid(std::int64_t group, std::int64_t column) const {
+  __device__ Grid<S> grid(std::int64_t row, std::int64_t column) const {
     Grid<S> g{0, 0, 0};
     if (column < columns) {
-      const std::int64_t at = group * columns + column;
-      const S z = zero.data == nullptr ? S{0} : zero.template at<S>(one_zero ? 0 : at);
-      g.zero = adds ? S{0} : z;
+      const std::int64_t at = (row >> group_shift) * columns + column;
+      S z = zero.data == nullptr ? S{0} : zero.template at<S>(one_zero ? 0 : at);
       g.scale = scale.data == nullptr ? S{1} : scale.template at<S>(at);
+      if constexpr (Source::kTwoLevels) {
+        const std::int64_t of_factor = row / quantized::kFactorRows * columns + column;
+        g.scale *= scale_factor.data == nullptr ? S{1} : scale_factor.template at<S>(of_factor);
+        z *= zero_factor.data == nullptr ? S{1} : zero_factor.template at<S>(of_factor);
+      }
+      g.zero = adds ? S{0} : z;
       g.offset = adds ? z : S{0};
     }
     return g;

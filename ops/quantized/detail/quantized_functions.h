@@ -44,10 +44,15 @@ inline void check_bits(const char* op, int bits) {
   check(bits == 8 || bits == 4 || bits == 2 || bits == 1, "{}: expected 8, 4, 2 or 1 bits, got {}", op, bits);
 }
 
-inline void check_group_size(const char* op, std::int64_t size) {
-  check(size == 32 || size == 64 || size == 128 || size == kWholeColumn,
-        "{}: expected a group size of 32, 64, 128 or kWholeColumn, got {}", op, size);
+/// Groups of 16 would share words of 1 bit.
+inline void check_group_size(const char* op, std::int64_t size, int bits) {
+  check((size == 16 && bits != 1) || size == 32 || size == 64 || size == 128 || size == kWholeColumn,
+        "{}: expected a group size of {}32, 64, 128 or kWholeColumn, got {}", op, bits != 1 ? "16, " : "", size);
 }
+
+/// The rows that share a scale_factor or zero_factor, and the value of a uint8 scale that stands for 0.
+inline constexpr std::int64_t kFactorRows = 256;
+inline constexpr int kFactorZero = 128;
 
 /// "float32 [2, 3] on cpu", for errors.
 inline std::string described(const Tensor& x) {

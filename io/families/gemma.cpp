@@ -1,0 +1,321 @@
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <mica/core/check.h>
+#include <mica/io/families/detail/family.h>
+#include <mica/io/families/detail/rotary_entries.h>
+#include <mica/ops/elementwise/binary.h>
+
+// Gemma 2 and 3.
+
+namespace mica::io::detail {
+
+namespace {
+
+constexpr const char* kWindowed = "sliding_attention";
+constexpr const char* kFull = "full_attention";
+
+// Without the entry, every other layer of Gemma 2 has the window, and five of six of Gemma 3.
+std::vector<bool> windowed_layers(const ConfigEntries& c, bool is_gemma3, std::int64_t layers) {
+  std::vector<bool> result;
+  if (!c.has("layer_types")) {
+    const std::int64_t pattern = is_gemma3 ? c.count("sliding_window_pattern", 1, kMostLayers, 6) : 2;
+    for (std::int64_t i = 1; i <= layers; ++i) {
+      result.push_back(i % pattern != 0);
+    }
+    return result;
+  }
+  const auto* const types = c.find("layer_types")->as<JsonValue::Array>();
+  for (std::size_t i = 0; types != nullptr && i < types->size(); ++i) {
+    const auto* const type = (*types)[i].as<std::string>();
+    if (type == nullptr || (*type != kWindowed && *type != kFull)) {
+      break;
+    }
+    result.push_back(*type == kWindowed);
+  }
+  if (types == nullptr || result.size() != types->size() || static_cast<std::int64_t>(result.size()) != layers) {
+    c.refuse("layer_types", fmt::format("\"{}\" or \"{}\" for each of {} layers", kWindowed, kFull, layers));
+  }
+  return result;
+}
+
+// Gemma 3 has the rotary embeddings of its two kinds of layers in one object; in older files, outside of it.
+nn::RotaryConfig gemma3_rotary(const ConfigEntries& c, const nn::GemmaConfig& config, bool windowed) {
+  const std::optional<ConfigEntries> both = c.nested("rope_parameters"), older = c.nested("rope_scaling");
+  const char* const kind = windowed ? kWindowed : kFull;
+  const double theta =
+      windowed ? c.number("rope_local_base_freq", 1.000001, 1e4) : c.number("rope_theta", 1.000001, 1e6);
+  JsonValue::Object own;
+  if (both.has_value() && both->nested(kind).has_value()) {
+    own["rope_parameters"] = *both->find(kind);
+  }
+  if (!windowed && older.has_value()) {
+    own["rope_scaling"] = *c.find("rope_scaling");
+  }
+  return rotary_config(ConfigEntries({own}, fmt::format("{} for \"{}\"", c.what(), kind)), config.context,
+                       config.head_width, theta);
+}
+
+// A cap, which is null if there is none.
+double cap_of(const ConfigEntries& c, const char* name, double absent) {
+  if (!c.has_key(name)) {
+    return absent;
+  }
+  if (c.has(name)) {
+    const double cap = c.number(name, 0);
+    if (cap == 0) {
+      c.refuse(name, "a number above 0, or null for no cap");
+    }
+    return cap;
+  }
+  return 0;
+}
+
+nn::GemmaConfig gemma_config(const ConfigEntries& c, const std::string& type) {
+  const bool is_gemma3 = type == "gemma3_text";
+  nn::GemmaConfig result{.vocab = c.count("vocab_size", 1, kMostTokens),
+                         .context = c.count("max_position_embeddings", 1, kMostPositions),
+                         .window = c.count("sliding_window", 1, kMostPositions, 4096),
+                         .layers = c.count("num_hidden_layers", 0, kMostLayers),
+                         .heads = c.count("num_attention_heads", 1, kMostHeads),
+                         .key_heads = c.count("num_key_value_heads", 1, kMostHeads, 4),
+                         .head_width = c.count("head_dim", 2, kWidestHead, 256),
+                         .width = c.count("hidden_size", 1, kWidest),
+                         .hidden = c.count("intermediate_size", 1, 16 * kWidest),
+                         .norm_eps = c.number("rms_norm_eps", 0, 1e-6),
+                         .rotary = {},
+                         .query_scale = c.number("query_pre_attn_scalar", 1e-6, 256.0),
+                         .attention_cap = cap_of(c, "attn_logit_softcapping", is_gemma3 ? 0 : 50),
+                         .logit_cap = cap_of(c, "final_logit_softcapping", is_gemma3 ? 0 : 30),
+                         .dropout = c.probability("attention_dropout", 0)};
+  c.require_divisor("num_attention_heads", result.heads, "hidden_size", result.width);  // so do transformers
+  if (result.heads % result.key_heads != 0) {
+    c.refuse("num_key_value_heads", fmt::format("a divisor of \"num_attention_heads\", {}", result.heads));
+  }
+  if (result.head_width % 2 != 0) {
+    c.refuse("head_dim", fmt::format("an even number up to {}", kWidestHead));
+  }
+  if (c.has_key("sliding_window") && !c.has("sliding_window")) {
+    c.refuse("sliding_window", "a whole number");
+  }
+  result.windowed_layers = windowed_layers(c, is_gemma3, result.layers);
+  result.qk_norm = is_gemma3;
+  if (is_gemma3) {
+    result.rotary = gemma3_rotary(c, result, false);
+    result.local_rotary = gemma3_rotary(c, result, true);
+  } else {
+    result.rotary = rotary_config(c, result.context, result.head_width, 1e4);
+  }
+  c.require_text("hidden_activation", kPytorchTanh);
+  c.require_flag("attention_bias", false);
+  c.require_flag("tie_word_embeddings", true);
+  c.require_flag("use_bidirectional_attention", false);
+  return result;
+}
+
+JsonValue::Object gemma_entries(const nn::GemmaConfig& c) {
+  const auto cap = [](double value) { return value == 0 ? JsonValue{} : json(value); };
+  JsonValue::Array types;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(c.layers); ++i) {
+    const bool windowed = c.windowed_layers.empty() ? i % 2 == 0 : c.windowed_layers[i];
+    types.push_back(json(std::string(windowed ? kWindowed : kFull)));
+  }
+  check(c.qk_norm == c.local_rotary.has_value(),
+        "save_pretrained: transformers has norms of queries and keys together with two rotary embeddings (Gemma 3), or "
+        "neither (Gemma 2)");
+  // transformers expects a whole number where there is one.
+  const auto whole = static_cast<std::int64_t>(c.query_scale);
+  JsonValue::Object entries{
+      {"model_type", json(std::string(c.qk_norm ? "gemma3_text" : "gemma2"))},
+      {"architectures", json_list(c.qk_norm ? "Gemma3ForCausalLM" : "Gemma2ForCausalLM")},
+      {"vocab_size", json(c.vocab)},
+      {"max_position_embeddings", json(c.context)},
+      {"sliding_window", json(c.window)},
+      {"layer_types", {types}},
+      {"num_hidden_layers", json(c.layers)},
+      {"num_attention_heads", json(c.heads)},
+      {"num_key_value_heads", json(c.key_heads)},
+      {"head_dim", json(c.head_width)},
+      {"hidden_size", json(c.width)},
+      {"intermediate_size", json(c.hidden)},
+      {"hidden_activation", json(std::string(kPytorchTanh))},
+      {"hidden_act", json(std::string(kPytorchTanh))},  // the name that older versions read
+      {"rms_norm_eps", json(c.norm_eps)},
+      {"query_pre_attn_scalar", static_cast<double>(whole) == c.query_scale ? json(whole) : json(c.query_scale)},
+      {"attn_logit_softcapping", cap(c.attention_cap)},
+      {"final_logit_softcapping", cap(c.logit_cap)},
+      {"attention_bias", json(false)},
+      {"attention_dropout", json(c.dropout)},
+      {"tie_word_embeddings", json(true)},
+      {"bos_token_id", {}},
+      {"eos_token_id", {}},
+      {"pad_token_id", {}}};  // transformers' default is a token that smaller vocabularies do not have
+  add_rotary_entries(entries, c.rotary);
+  if (c.local_rotary) {
+    JsonValue::Object local;
+    add_rotary_entries(local, *c.local_rotary);
+    entries["rope_local_base_freq"] = json(c.local_rotary->theta);
+    entries["rope_parameters"] = {
+        JsonValue::Object{{kFull, entries.at("rope_parameters")}, {kWindowed, local.at("rope_parameters")}}};
+  }
+  return entries;
+}
+
+std::int64_t gemma_parameters(const nn::GemmaConfig& c) {
+  const std::int64_t queries = c.heads * c.head_width, keys = c.key_heads * c.head_width;
+  const std::int64_t block =
+      2 * c.width * (queries + keys) + 3 * c.width * c.hidden + 4 * c.width + (c.qk_norm ? 2 * c.head_width : 0);
+  return c.vocab * c.width + c.layers * block + c.width;
+}
+
+// llama.cpp does not store the scale of queries, but tells it from the number of layers.
+double gemma2_query_scale(const nn::GemmaConfig& c) {
+  constexpr std::int64_t kLayersOf27B = 46;
+  return static_cast<double>(c.layers == kLayersOf27B ? c.width / c.heads : c.head_width);
+}
+
+nn::GemmaConfig gemma_config_of_gguf(const GgufSource& source) {
+  const auto number_or = [&](const char* name, double absent) {
+    return source.number(source.key(name)).value_or(absent);
+  };
+  const JsonValue::Object entries{
+      {"vocab_size", {source.vocabulary()}},
+      {"max_position_embeddings", {source.count("context_length")}},
+      {"sliding_window", {source.integer(source.key("attention.sliding_window")).value_or(4096)}},
+      {"num_hidden_layers", {source.count("block_count")}},
+      {"num_attention_heads", {source.count("attention.head_count")}},
+      {"num_key_value_heads", {source.count("attention.head_count_kv")}},
+      {"head_dim", {source.count("attention.key_length")}},
+      {"hidden_size", {source.count("embedding_length")}},
+      {"intermediate_size", {source.count("feed_forward_length")}},
+      {"rms_norm_eps", {source.real("attention.layer_norm_rms_epsilon")}},
+      {"attn_logit_softcapping", {number_or("attn_logit_softcapping", 50)}},
+      {"final_logit_softcapping", {number_or("final_logit_softcapping", 30)}},
+      {"rope_parameters", {gguf_rotary_entries(source)}}};
+  nn::GemmaConfig config = gemma_config(ConfigEntries({entries}, source.what() + ": as a config.json"), "gemma2");
+  source.require("attention.value_length", static_cast<double>(config.head_width));
+  source.require("rope.dimension_count", static_cast<double>(config.head_width));
+  config.query_scale = gemma2_query_scale(config);
+  return config;
+}
+
+GgufMetadata gemma2_gguf(const nn::GemmaConfig& c) {
+  check(!c.qk_norm, "save_gguf: Gemma 3 is not supported");
+  for (std::size_t i = 0; i < c.windowed_layers.size(); ++i) {
+    check(c.windowed_layers[i] == (i % 2 == 0), "save_gguf: llama.cpp's Gemma 2 has a window in every other layer");
+  }
+  check(c.rotary.scaling == nn::RotaryScaling::none && c.attention_cap > 0 && c.logit_cap > 0,
+        "save_gguf: llama.cpp's Gemma 2 has caps, and unscaled rotary embeddings");
+  check(c.query_scale == gemma2_query_scale(c), "save_gguf: llama.cpp's Gemma 2 has a query_scale of {}, got {}",
+        gemma2_query_scale(c), c.query_scale);
+  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
+  return {{"general.architecture", std::string("gemma2")},
+          {"gemma2.vocab_size", count(c.vocab)},
+          {"gemma2.context_length", count(c.context)},
+          {"gemma2.block_count", count(c.layers)},
+          {"gemma2.embedding_length", count(c.width)},
+          {"gemma2.feed_forward_length", count(c.hidden)},
+          {"gemma2.attention.head_count", count(c.heads)},
+          {"gemma2.attention.head_count_kv", count(c.key_heads)},
+          {"gemma2.attention.key_length", count(c.head_width)},
+          {"gemma2.attention.value_length", count(c.head_width)},
+          {"gemma2.attention.layer_norm_rms_epsilon", static_cast<float>(c.norm_eps)},
+          {"gemma2.attention.sliding_window", count(c.window)},
+          {"gemma2.attn_logit_softcapping", static_cast<float>(c.attention_cap)},
+          {"gemma2.final_logit_softcapping", static_cast<float>(c.logit_cap)},
+          {"gemma2.rope.dimension_count", count(c.head_width)},
+          {"gemma2.rope.freq_base", static_cast<float>(c.rotary.theta)}};
+}
+
+/// llama.cpp stores 1 + weight for norms.
+Tensor shifted_norms(const nn::GemmaConfig&, std::string_view, std::string_view name, const Tensor& tensor,
+                     bool to_gguf) {
+  if (!name.ends_with("norm.weight")) {
+    return tensor;
+  }
+  const Tensor exact = tensor.dtype() == float64 ? tensor : tensor.to(float32);
+  return to_gguf ? exact + 1.0 : exact - 1.0;
+}
+
+ChatParts gemma2_parts(std::span<const ChatMessage> messages, const ChatOptions& options) {
+  ChatParts parts{{"<bos>", true}};
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const bool is_user = i % 2 == 0;
+    check(
+        messages[i].role == (is_user ? "user" : "assistant"),
+        "ChatFormat: expected the roles user and assistant in turn, without system, for Gemma 2, got {} as message {}",
+        messages[i].role, i + 1);
+    parts.push_back({"<start_of_turn>", true});
+    parts.push_back({(is_user ? "user\n" : "model\n") + stripped_content(messages[i]), false});
+    parts.push_back({"<end_of_turn>", true});
+    parts.push_back({"\n", false});
+  }
+  if (options.add_generation_prompt) {
+    parts.push_back({"<start_of_turn>", true});
+    parts.push_back({"model\n", false});
+  }
+  return parts;
+}
+
+std::optional<ChatWriter> gemma2_chat(std::string_view jinja) {
+  // Later Gemmas have a system message.
+  if (!contains(jinja, "<start_of_turn>") || !contains(jinja, "| trim + '<end_of_turn>") ||
+      !contains(jinja, "System role not supported")) {
+    return std::nullopt;
+  }
+  return ChatWriter{.parts = gemma2_parts, .end_token = "<end_of_turn>"};
+}
+
+bool has_gemma_head(const nn::GemmaConfig&) { return true; }  // tied
+
+constexpr std::array<std::string_view, 2> kGemmaTypes{"gemma2", "gemma3_text"};
+constexpr std::array<std::string_view, 1> kGemmaArchitectures{"gemma2"};
+constexpr std::array<ChatRecognizer, 1> kGemmaChats{gemma2_chat};
+
+constexpr std::array<Names, 2> kGemmaOutside{{
+    {kGgufEmbedding, "model.embed_tokens.weight"},
+    {"output_norm.weight", "model.norm.weight"},
+}};
+constexpr std::array<Names, 11> kGemmaInside{{
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"ffn_norm", "pre_feedforward_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+    {"post_ffw_norm", "post_feedforward_layernorm"},
+}};
+
+}  // namespace
+
+template <>
+const ModelFamily<nn::Gemma>& family() {
+  static constexpr ModelFamily<nn::Gemma> value{
+      .types = kGemmaTypes,
+      .read = gemma_config,
+      .write = gemma_entries,
+      .parameter_count = gemma_parameters,
+      .tensors = {.own_prefix = "model.", .embedding = "model.embed_tokens.weight"},
+      .has_tied_head = has_gemma_head,
+      .adapter_task = "CAUSAL_LM",
+      .gguf = {.architectures = kGemmaArchitectures,
+               .block = {"blk.", "model.layers."},
+               .outside = kGemmaOutside,
+               .inside = kGemmaInside,
+               .read = gemma_config_of_gguf,
+               .write = gemma2_gguf,
+               .converted = shifted_norms},
+      .chats = kGemmaChats};
+  return value;
+}
+
+}  // namespace mica::io::detail

@@ -1,0 +1,512 @@
+// Convolutions on the CPU, as products of matrices whose columns are gathered from the input, a block at a time:
+//
+//     source images ──> columns: a row for each channel and tap,  ──> filters · columns ──> result, plus bias
+//                       a column for each place of the result         (ops/gemm)
+//
+// A product is divided into grids of places that see the same taps. The convolution itself is one grid. Of its input
+// gradient, places whose positions have the same remainder by the stride are a grid: elements o of y that are combined
+// with tap r at such a place are consecutive, and other taps belong to other grids. So nothing is multiplied by zeros.
+
+// GCC 12 warns about uninitialized variables in its own AVX-512 intrinsics, and about packets as template
+// arguments.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#endif
+#define EIGEN_DONT_PARALLELIZE
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include <mica/core/copy.h>
+#include <mica/core/detail/ceil_div.h>
+#include <mica/core/parallel.h>
+#include <mica/ops/conv/detail/conv_kernels.h>
+#include <mica/ops/gemm/detail/gemm_cpu.h>
+#include <mica/ops/matmul/detail/matmul_kernels.h>
+
+namespace mica::kernels {
+
+namespace {
+
+using Lengths = std::array<std::int64_t, 3>;
+
+constexpr std::int64_t kBlockElements = std::int64_t{1} << 17;  // of gathered columns, for the L2 cache
+constexpr std::int64_t kMostPlaces = 512;                       // of a block
+constexpr std::int64_t kFewWeights = std::int64_t{1} << 16;     // up to which their gradient is summed in parts
+constexpr std::int64_t kParts = 16;
+
+// Spatial lengths as three axes, the first ones of length 1.
+Lengths three(const Dims& dims, int from, std::int64_t fill) {
+  Lengths result{fill, fill, fill};
+  for (int axis = from; axis < dims.size(); ++axis) {
+    result[3 - dims.size() + axis] = dims[axis];
+  }
+  return result;
+}
+
+// A tap of a filter, and the element of the source that it meets at place 0.
+struct Tap {
+  std::int64_t tap, start;
+};
+
+// Places of the result along one axis: first, first + step, …
+struct Axis {
+  std::int64_t count, first, step;
+  std::int64_t stride;  // in the source, from one place to the next
+  std::vector<Tap> taps;
+};
+
+struct Grid {
+  std::array<Axis, 3> axes;
+  std::int64_t places() const { return axes[0].count * axes[1].count * axes[2].count; }
+  std::int64_t taps() const {
+    return static_cast<std::int64_t>(axes[0].taps.size() * axes[1].taps.size() * axes[2].taps.size());
+  }
+};
+
+// A Convolution with three spatial axes. `source` is what is gathered: x, or y for the result x.
+struct Sizes {
+  Lengths x, filter, y, stride, dilation, padding;
+  std::int64_t images, groups, x_channels, y_channels;  // channels of a group
+
+  explicit Sizes(const ConvGeometry& g)
+      : x(three(g.x, 2, 1)),
+        filter(three(g.weight, 2, 1)),
+        y(three(g.y, 2, 1)),
+        stride(three(g.stride, 0, 1)),
+        dilation(three(g.dilation, 0, 1)),
+        padding(three(g.padding, 0, 0)),
+        images(g.x[0]),
+        groups(g.groups),
+        x_channels(g.weight[1]),
+        y_channels(g.weight[0] / g.groups) {}
+
+  std::int64_t taps() const { return filter[0] * filter[1] * filter[2]; }
+
+  Grid forward_grid() const {
+    Grid grid;
+    for (int a = 0; a < 3; ++a) {
+      grid.axes[a] = {.count = y[a], .first = 0, .step = 1, .stride = stride[a], .taps = {}};
+      for (std::int64_t r = 0; r < filter[a]; ++r) {
+        grid.axes[a].taps.push_back({r, r * dilation[a] - padding[a]});
+      }
+    }
+    return grid;
+  }
+
+  // The grids of the input gradient. Place i of x meets tap r at y's element (i + padding − r · dilation) / stride.
+  std::vector<Grid> backward_grids() const {
+    std::array<std::vector<Axis>, 3> axes;
+    for (int a = 0; a < 3; ++a) {
+      for (std::int64_t first = 0; first < std::min(stride[a], x[a]); ++first) {
+        Axis axis{
+            .count = (x[a] - first - 1) / stride[a] + 1, .first = first, .step = stride[a], .stride = 1, .taps = {}};
+        for (std::int64_t r = 0; r < filter[a]; ++r) {
+          const std::int64_t at = first + padding[a] - r * dilation[a];
+          if (at % stride[a] == 0) {
+            axis.taps.push_back({r, at / stride[a]});
+          }
+        }
+        axes[a].push_back(axis);
+      }
+    }
+    std::vector<Grid> grids;
+    for (const Axis& z : axes[0]) {
+      for (const Axis& y_axis : axes[1]) {
+        for (const Axis& x_axis : axes[2]) {
+          grids.push_back({{z, y_axis, x_axis}});
+        }
+      }
+    }
+    return grids;
+  }
+};
+
+// Consecutive places of a row of a grid, and the columns of a block that they are.
+struct Run {
+  std::int64_t image, z, y, x, length, column;
+};
+
+// The runs of columns [begin, end), where places of all images are numbered one after the other. No run crosses a
+// multiple of `tile`.
+void find_runs(const Grid& grid, std::int64_t begin, std::int64_t end, std::int64_t tile, std::vector<Run>& runs) {
+  runs.clear();
+  const std::int64_t width = grid.axes[2].count, height = grid.axes[1].count, depth = grid.axes[0].count;
+  for (std::int64_t at = begin; at < end;) {
+    const std::int64_t row = at / width, x = at % width, column = at - begin;
+    const std::int64_t length = std::min({width - x, end - at, tile - column % tile});
+    runs.push_back({row / height / depth, row / height % depth, row % height, x, length, column});
+    at += length;
+  }
+}
+
+// Copies `length` elements that start at place `x` of a row of the source of `size` elements, stride apart; 0 outside.
+template <class T, class P>
+void copy_row(const T* row, std::int64_t size, std::int64_t start, std::int64_t stride, std::int64_t length, P* out) {
+  if (stride == 1 && start >= 0 && start + length <= size) {
+    const T* const from = row + start;
+    for (std::int64_t i = 0; i < length; ++i) {
+      out[i] = static_cast<P>(from[i]);
+    }
+    return;
+  }
+  const std::int64_t before = std::clamp<std::int64_t>(start < 0 ? ceil_div(-start, stride) : 0, 0, length);
+  const std::int64_t end = std::clamp<std::int64_t>(start < size ? (size - 1 - start) / stride + 1 : 0, before, length);
+  std::fill(out, out + before, P{});
+  for (std::int64_t i = before; i < end; ++i) {
+    out[i] = static_cast<P>(row[start + i * stride]);
+  }
+  std::fill(out + end, out + length, P{});
+}
+
+// A tensor (N, groups · channels, three spatial axes), contiguous.
+template <class T>
+struct Images {
+  T* data;
+  std::int64_t channels;  // of all groups
+  Lengths size;
+
+  std::int64_t plane() const { return size[0] * size[1] * size[2]; }
+  T* at(std::int64_t image, std::int64_t channel) const { return data + (image * channels + channel) * plane(); }
+};
+
+// Gathers rows [first, last), row = channel · taps + tap, of the block with these runs. Rows are `step` elements apart
+// within a tile of `tile` columns, and tiles are depth · tile elements apart.
+template <class T, class P>
+void gather(const Grid& grid, const Images<const T>& source, std::int64_t channel, std::int64_t first,
+            std::int64_t last, const std::vector<Run>& runs, std::int64_t tile, P* out) {
+  const std::vector<Tap>&z_taps = grid.axes[0].taps, &y_taps = grid.axes[1].taps, &x_taps = grid.axes[2].taps;
+  const auto y_count = static_cast<std::int64_t>(y_taps.size()), x_count = static_cast<std::int64_t>(x_taps.size());
+  const std::int64_t taps = grid.taps();
+  for (std::int64_t row = first; row < last; ++row) {
+    const std::int64_t tap = row % taps;
+    const Tap& z = z_taps[tap / x_count / y_count];
+    const Tap& y = y_taps[tap / x_count % y_count];
+    const Tap& x = x_taps[tap % x_count];
+    P* const to = out + (row - first) * tile;
+    for (const Run& run : runs) {
+      P* const at = to + run.column / tile * tile * (last - first) + run.column % tile;
+      const std::int64_t source_z = run.z * grid.axes[0].stride + z.start;
+      const std::int64_t source_y = run.y * grid.axes[1].stride + y.start;
+      if (source_z < 0 || source_z >= source.size[0] || source_y < 0 || source_y >= source.size[1]) {
+        std::fill(at, at + run.length, P{});
+        continue;
+      }
+      const T* const line =
+          source.at(run.image, channel + row / taps) + (source_z * source.size[1] + source_y) * source.size[2];
+      copy_row(line, source.size[2], run.x * grid.axes[2].stride + x.start, grid.axes[2].stride, run.length, at);
+    }
+  }
+}
+
+// The rows of a product's left matrix: one for each channel of the result, in a form that gemm reads in place.
+template <class P>
+struct Filters {
+  gemm::Matrix<P> matrix;
+  std::vector<P> copy;
+};
+
+template <class P>
+constexpr bool kOnTiles = !std::is_same_v<P, BFloat16>;  // gemm_cpu.h's loops; else those of bfloat16_gemm.h
+
+// Elements from a row to the next that do not map rows to the same cache sets.
+template <class P>
+std::int64_t padded_row(std::int64_t depth) {
+  return kOnTiles<P> ? depth + gemm::Tile<P>::kWidth : depth;
+}
+
+// For the convolution: a group's rows of the weight (K, C · taps).
+template <class P, class T>
+Filters<P> forward_filters(const Sizes& s, const T* weight) {
+  const std::int64_t depth = s.x_channels * s.taps();
+  Filters<P> filters;
+  if constexpr (std::is_same_v<P, T>) {
+    filters.matrix = {weight, depth, 1};
+    if (!kOnTiles<P> || gemm::a_is_direct<P>(filters.matrix)) {
+      return filters;
+    }
+  }
+  const std::int64_t row = padded_row<P>(depth);
+  filters.copy.resize(s.y_channels * row);
+  for (std::int64_t k = 0; k < s.y_channels; ++k) {
+    std::transform(weight + k * depth, weight + (k + 1) * depth, filters.copy.data() + k * row,
+                   [](T value) { return static_cast<P>(value); });
+  }
+  filters.matrix = {filters.copy.data(), row, 1};
+  return filters;
+}
+
+// For the input gradient: (C, K · taps of the grid).
+template <class P, class T>
+Filters<P> backward_filters(const Sizes& s, const Grid& grid, const T* weight) {
+  const std::int64_t taps = grid.taps(), row = padded_row<P>(s.y_channels * taps);
+  Filters<P> filters;
+  filters.copy.resize(s.x_channels * row);
+  for (std::int64_t k = 0; k < s.y_channels; ++k) {
+    for (std::int64_t c = 0; c < s.x_channels; ++c) {
+      const T* const from = weight + (k * s.x_channels + c) * s.taps();
+      P* to = filters.copy.data() + c * row + k * taps;
+      for (const Tap& z : grid.axes[0].taps) {
+        for (const Tap& y : grid.axes[1].taps) {
+          for (const Tap& x : grid.axes[2].taps) {
+            *to++ = static_cast<P>(from[(z.tap * s.filter[1] + y.tap) * s.filter[2] + x.tap]);
+          }
+        }
+      }
+    }
+  }
+  filters.matrix = {filters.copy.data(), row, 1};
+  return filters;
+}
+
+// A thread's scratch memory.
+template <class P>
+struct Scratch {
+  using S = Accumulate<P>;
+  std::vector<Run> runs;
+  gemm::Buffer<P> columns, packed;
+  gemm::Buffer<S> sums;
+};
+
+// sums (rows, columns) row-major = filters · columns, or += with `add`. Columns are gathered in tiles, or row-major for
+// bfloat16.
+template <class P>
+void multiply(std::int64_t rows, std::int64_t columns, std::int64_t depth, gemm::Matrix<P> filters, const P* gathered,
+              bool add, Accumulate<P>* sums) {
+  if constexpr (kOnTiles<P>) {
+    using Size = gemm::Tile<P>;
+    static const gemm::Buffer<P> zeros(kMostPlaces, P{0});
+    gemm::Tiles<P, P>{.rows = rows,
+                      .columns = columns,
+                      .depth = depth,
+                      .a = filters,
+                      .a_step = Size::kRows * filters.row,
+                      .b = gathered,
+                      .start = zeros.data(),
+                      .add = add,
+                      .out = sums,
+                      .leading = columns}
+        .run();
+  } else {
+    static const std::vector<float> zeros(kMostPlaces, 0.0F);
+    if (add) {
+      gemm::add_product_bfloat16(rows, columns, depth, filters, {gathered, columns, 1}, sums);
+    } else {
+      gemm::multiply_bfloat16(rows, columns, depth, filters, {gathered, columns, 1}, zeros.data(), sums);
+    }
+  }
+}
+
+// Computes the result for y or x, given what is gathered and how.
+template <class T, class P>
+void convolve_images(const Convolution& args, const Sizes& s, bool forward) {
+  using S = Accumulate<T>;
+  const std::int64_t in_channels = forward ? s.x_channels : s.y_channels;
+  const std::int64_t out_channels = forward ? s.y_channels : s.x_channels;
+  const Images<const T> source{(forward ? args.x : args.y).data<T>(), in_channels * s.groups, forward ? s.x : s.y};
+  const Images<T> out{args.out().data<T>(), out_channels * s.groups, forward ? s.y : s.x};
+  const T* const weight = args.weight.data<T>();
+  const T* const bias = args.bias.data_or_null<T>();
+
+  struct Part {
+    const Grid* grid;
+    std::int64_t group, depth, block, blocks;
+    Filters<P> filters;
+  };
+  const std::vector<Grid> grids = forward ? std::vector<Grid>{s.forward_grid()} : s.backward_grids();
+  std::vector<Part> parts;
+  std::int64_t tasks = 0, work = 0;
+  for (const Grid& grid : grids) {
+    for (std::int64_t group = 0; group < s.groups; ++group) {
+      const T* const of_group = weight + group * s.y_channels * s.x_channels * s.taps();
+      const std::int64_t depth = in_channels * grid.taps(), columns = s.images * grid.places();
+      const std::int64_t fit = kBlockElements / std::max<std::int64_t>(depth, 1) / 32 * 32;
+      const std::int64_t block = std::clamp<std::int64_t>(fit, 32, kMostPlaces);
+      parts.push_back({&grid, group, depth, block, ceil_div(columns, block),
+                       forward ? forward_filters<P>(s, of_group) : backward_filters<P>(s, grid, of_group)});
+      tasks += parts.back().blocks;
+      work += columns * std::max<std::int64_t>(depth, 1) * out_channels;
+    }
+  }
+
+  const auto run = [&](const Part& part, std::int64_t index, Scratch<P>& scratch) {
+    const Grid& grid = *part.grid;
+    const std::int64_t begin = index * part.block, end = std::min(begin + part.block, s.images * grid.places());
+    const std::int64_t count = end - begin;
+    const std::int64_t tile = kOnTiles<P> ? gemm::Tile<std::conditional_t<kOnTiles<P>, P, float>>::kColumns : count;
+    const std::int64_t columns = ceil_div(count, tile) * tile;
+    S* const sums = gemm::grown(scratch.sums, out_channels * columns);
+    find_runs(grid, begin, end, tile, scratch.runs);
+    if (part.depth == 0) {
+      std::fill_n(sums, out_channels * columns, S{0});
+    } else {
+      P* const gathered = gemm::grown(scratch.columns, part.depth * columns);
+      if (columns > count) {  // the rest of the last tile
+        std::fill_n(gathered + (columns - tile) * part.depth, tile * part.depth, P{});
+      }
+      gather(grid, source, part.group * in_channels, 0, part.depth, scratch.runs, tile, gathered);
+      multiply<P>(out_channels, columns, part.depth, part.filters.matrix, gathered, false, sums);
+    }
+    for (std::int64_t channel = 0; channel < out_channels; ++channel) {
+      const std::int64_t at = part.group * out_channels + channel;
+      const S start = bias == nullptr ? S{0} : static_cast<S>(bias[at]);
+      for (const Run& places : scratch.runs) {
+        const S* const from = sums + channel * columns + places.column;
+        const std::int64_t z = grid.axes[0].first + places.z * grid.axes[0].step;
+        const std::int64_t y = grid.axes[1].first + places.y * grid.axes[1].step;
+        const std::int64_t step = grid.axes[2].step;
+        T* const to =
+            out.at(places.image, at) + (z * out.size[1] + y) * out.size[2] + grid.axes[2].first + places.x * step;
+        if (step == 1) {
+          std::transform(from, from + places.length, to, [start](S sum) { return static_cast<T>(sum + start); });
+        } else {
+          for (std::int64_t i = 0; i < places.length; ++i) {
+            to[i * step] = static_cast<T>(from[i] + start);
+          }
+        }
+      }
+    }
+  };
+  parallel_for(tasks, gemm::kMultiplyGrain / (work / tasks + 1) + 1, [&](std::int64_t begin, std::int64_t end) {
+    static thread_local Scratch<P> scratch;
+    std::int64_t before = 0;
+    for (const Part& part : parts) {
+      for (std::int64_t task = std::max(begin, before); task < std::min(end, before + part.blocks); ++task) {
+        run(part, task - before, scratch);
+      }
+      before += part.blocks;
+    }
+  });
+}
+
+// The gradient by the weight: for each group and block of its columns (c, tap), the sum over images of
+// y (K, places) · gathered columnsᵀ (places, c · taps). A small gradient is summed in parts, each of some images.
+template <class T, class P>
+void convolve_weight(const Convolution& args, const Sizes& s) {
+  using S = Accumulate<T>;
+  const Grid grid = s.forward_grid();
+  const std::int64_t taps = s.taps(), depth = s.x_channels * taps, places = grid.places(), rows = s.y_channels;
+  const Images<const T> x{args.x.data<T>(), s.x_channels * s.groups, s.x};
+  const Images<const T> y{args.y.data<T>(), s.y_channels * s.groups, s.y};
+  T* const out = args.weight.data<T>();
+  constexpr std::int64_t kColumns = 128;
+  const std::int64_t blocks = ceil_div(depth, kColumns), weights = s.groups * rows * depth;
+  const std::int64_t images_each =
+      weights <= kFewWeights ? ceil_div(s.images, std::min(s.images, kParts)) : std::max<std::int64_t>(s.images, 1);
+  const std::int64_t parts = ceil_div(s.images, images_each);
+  std::vector<S> partial(parts > 1 ? parts * weights : 0);
+
+  const auto run = [&](std::int64_t part, std::int64_t group, std::int64_t block, Scratch<P>& scratch) {
+    const std::int64_t first = block * kColumns, columns = std::min(kColumns, depth - first);
+    S* const sums = gemm::grown(scratch.sums, rows * columns);
+    const std::int64_t begin = part * images_each, end = std::min(begin + images_each, s.images);
+    for (std::int64_t image = begin; image < end; ++image) {
+      find_runs(grid, image * places, (image + 1) * places, places, scratch.runs);
+      P* const gathered = gemm::grown(scratch.columns, columns * places);
+      gather(grid, x, group * s.x_channels, first, first + columns, scratch.runs, places, gathered);
+      const T* const dy = y.at(image, group * rows);
+      if constexpr (kOnTiles<P>) {
+        using Size = gemm::Tile<P>;
+        const std::int64_t tiles = ceil_div(columns, Size::kColumns);
+        const std::int64_t row = padded_row<P>(places);
+        P* const packed = gemm::grown(scratch.packed, tiles * Size::kColumns * places + rows * row);
+        for (std::int64_t t = 0; t < tiles; ++t) {
+          const auto valid = static_cast<int>(std::min<std::int64_t>(Size::kColumns, columns - t * Size::kColumns));
+          const int width = valid <= Size::kWidth ? Size::kWidth : Size::kColumns;
+          gemm::pack_columns<P, P>({gathered + t * Size::kColumns * places, 1, places}, places, valid, width,
+                                   packed + t * Size::kColumns * places);
+        }
+        gemm::Matrix<P> left;
+        if constexpr (std::is_same_v<P, T>) {
+          left = {dy, places, 1};
+        }
+        if (!std::is_same_v<P, T> || !gemm::a_is_direct<P>(left)) {
+          P* const copy = packed + tiles * Size::kColumns * places;
+          for (std::int64_t k = 0; k < rows; ++k) {
+            std::transform(dy + k * places, dy + (k + 1) * places, copy + k * row,
+                           [](T value) { return static_cast<P>(value); });
+          }
+          left = {copy, row, 1};
+        }
+        multiply<P>(rows, columns, places, left, packed, image > begin, sums);
+      } else {
+        if (image == begin) {
+          std::fill_n(sums, rows * columns, 0.0F);
+        }
+        gemm::add_product_bfloat16(rows, columns, places, {dy, places, 1}, {gathered, 1, places}, sums);
+      }
+    }
+    for (std::int64_t k = 0; k < rows; ++k) {
+      const std::int64_t at = (group * rows + k) * depth + first;
+      if (parts > 1) {
+        std::copy_n(sums + k * columns, columns, partial.data() + part * weights + at);
+      } else {
+        std::transform(sums + k * columns, sums + (k + 1) * columns, out + at,
+                       [](S sum) { return static_cast<T>(sum); });
+      }
+    }
+  };
+  const std::int64_t tasks = parts * s.groups * blocks;
+  const std::int64_t work = images_each * places * rows * std::min(kColumns, depth);
+  parallel_for(tasks, gemm::kMultiplyGrain / (work + 1) + 1, [&](std::int64_t begin, std::int64_t end) {
+    static thread_local Scratch<P> scratch;
+    for (std::int64_t task = begin; task < end; ++task) {
+      run(task / blocks / s.groups, task / blocks % s.groups, task % blocks, scratch);
+    }
+  });
+  if (parts > 1) {
+    parallel_for(weights, gemm::kPackGrain / parts, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        S sum = 0;
+        for (std::int64_t part = 0; part < parts; ++part) {
+          sum += partial[part * weights + i];
+        }
+        out[i] = static_cast<T>(sum);
+      }
+    });
+  }
+}
+
+template <class T, class P>
+void convolve(const Convolution& args) {
+  const Sizes sizes(args.geometry);
+  if (args.result == ConvPart::weight) {
+    convolve_weight<T, P>(args, sizes);
+  } else {
+    convolve_images<T, P>(args, sizes, args.result == ConvPart::y);
+  }
+}
+
+}  // namespace
+
+void convolve(Cpu device, const Convolution& args) {
+  if (args.geometry.x[0] == 0 || args.geometry.weight[1] == 0 || args.geometry.weight[0] == 0) {
+    composed_convolve(args);  // sums of nothing
+    return;
+  }
+  Convolution dense = args;
+  const Tensor& out = args.out();
+  const bool direct = out.is_contiguous();
+  const Tensor to = direct ? out : empty(out.shape(), out.dtype());
+  for (Tensor* const x : {&dense.x, &dense.weight, &dense.y}) {
+    *x = x->is_same(out) ? to : contiguous_data(*x);
+  }
+  on_dtype(FloatTypes{}, out.dtype(), "conv", [&]<class T>() {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (gemm::bfloat16_unit() != gemm::Bfloat16Unit::none) {
+        convolve<T, T>(dense);
+        return;
+      }
+    }
+    convolve<T, Accumulate<T>>(dense);
+  });
+  activate(device, args.activation, to, to);
+  if (!direct) {
+    copy_into(out, to);
+  }
+}
+
+}  // namespace mica::kernels
