@@ -1,11 +1,13 @@
 #include <tests/support.h>
 
 #include <mica/autograd/grad.h>
+#include <mica/autograd/grad_mode.h>
 #include <mica/nn/activation.h>
 #include <mica/nn/containers.h>
 #include <mica/nn/features.h>
 #include <mica/nn/linear.h>
 #include <mica/nn/models/gpt.h>
+#include <mica/nn/models/resnet.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/reduce/sum.h>
 
@@ -191,6 +193,18 @@ TEST(Features, CapturesOutputsByName) {
   EXPECT_FALSE(gpt.ln_f.has_hooks());
   expect_error([&] { nn::Features(gpt, {"h.7"}); }, "Features: no module's name matches h.7");
   expect_error([&] { nn::Features(gpt, {}); }, "Features: expected at least one pattern");
+}
+
+TEST(Features, OfAConvolutionalNetwork) {
+  nn::ResNet net({.depth = 18, .classes = 3, .small_images = true});
+  net.eval();
+  nn::Features features(net, {"layer4.1", "layer2.0.downsample", "conv1", "layer1.?.bn2"});
+  const autograd::NoGrad no_grad;
+  net(randn({1, 3, 16, 16}));
+  EXPECT_EQ(features["conv1"].shape(), (Shape{1, 64, 16, 16}));
+  EXPECT_EQ(features["layer1.1.bn2"].shape(), (Shape{1, 64, 16, 16}));
+  EXPECT_EQ(features["layer2.0.downsample"].shape(), (Shape{1, 128, 8, 8}));
+  EXPECT_EQ(features["layer4.1"].shape(), (Shape{1, 512, 2, 2}));
 }
 
 }  // namespace

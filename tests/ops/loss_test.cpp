@@ -137,7 +137,7 @@ TEST(Loss, OfRows) {
   for (const Device device : test_devices()) {
     const Tensor a = randn({4, 3}, float64, device), b = randn({4, 3}, float64, device);
     const Tensor c = randn({4, 3}, float64, device);
-    const Tensor signs = from_data({1.0, -1.0, -1.0, 1.0}, device);
+    const Tensor signs = from_data<double>({1.0, -1.0, -1.0, 1.0}, device);
     const auto triplet = [](const Tensor& x, const Tensor& y, const Tensor& z) {
       return triplet_margin_loss(x, y, z, {.margin = 2, .swap = true, .reduction = Reduction::none});
     };
@@ -149,13 +149,13 @@ TEST(Loss, OfRows) {
     const auto labels = [&](const Tensor& x, const Tensor& y) { return multilabel_soft_margin_loss(x, y); };
     EXPECT_TRUE(autograd::gradgradcheck(labels, {a, sigmoid(b)}));
     // The variance has one value a row; below eps it counts as eps, but still gets a gradient.
-    const Tensor variance = from_data({0.5, 1.0, 2.0, 0.0}, device).requires_grad_();
+    const Tensor variance = from_data<double>({0.5, 1.0, 2.0, 0.0}, device).requires_grad_();
     const Tensor likelihood = gaussian_nll_loss(a, b, variance, {.eps = 0.1, .reduction = Reduction::none});
     const Tensor expanded = expand(reshape(maximum(variance.detach(), 0.1), {4, 1}), {4, 3});
     expect_close(likelihood, gaussian_nll_loss(a, b, expanded, {.eps = 0.1, .reduction = Reduction::none}), 1e-14, 0);
     sum(likelihood).backward();
     EXPECT_NE(to_vector<double>(variance.grad())[3], 0);
-    const Tensor x = from_data({1.0, -2.0, 0.5, 3.0}, device);
+    const Tensor x = from_data<double>({1.0, -2.0, 0.5, 3.0}, device);
     expect_close(hinge_embedding_loss(x, signs, 1, Reduction::none), Values{1, 3, 0.5, 3}, 0, 0);
     expect_close(margin_ranking_loss(x, neg(x), signs, 0.5, Reduction::none), Values{0, 0, 1.5, 0}, 0, 0);
     expect_error([&] { cosine_embedding_loss(a, b, a); }, "cosine_embedding_loss: expected a target of shape [4]");

@@ -176,7 +176,7 @@ TEST(Scans, GradientsOfAnyOrderAndAxis) {
       EXPECT_EQ(c.scan(empty({3, 0}, float32, device), 1).shape(), (Shape{3, 0}));
     }
     // Zeros: one, and two in a row.
-    const Tensor zeros = from_data({2.0, 0.0, 3.0, 4.0, 0.0, 5.0, 0.0, 7.0}, {2, 4}, device);
+    const Tensor zeros = from_data<double>({2.0, 0.0, 3.0, 4.0, 0.0, 5.0, 0.0, 7.0}, {2, 4}, device);
     const auto product = [](const Tensor& t) { return cumprod(t, 1); };
     EXPECT_TRUE(autograd::gradcheck(product, {zeros}));
     EXPECT_TRUE(autograd::gradgradcheck(product, {zeros}));
@@ -195,7 +195,7 @@ TEST(Scans, GradientsOfAnyOrderAndAxis) {
 TEST(Scans, InfinitiesNanAndTies) {
   constexpr double kInfinity = INFINITY;
   for (const Device device : test_devices()) {
-    const Tensor x = from_data({1.0, 3.0, 3.0, -kInfinity, NAN, 9.0, NAN, kInfinity}, device);
+    const Tensor x = from_data<double>({1.0, 3.0, 3.0, -kInfinity, NAN, 9.0, NAN, kInfinity}, device);
     const MaxResult largest = cummax(x, 0), smallest = cummin(x, 0);
     expect_close(largest.values, Values{1, 3, 3, 3, NAN, NAN, NAN, NAN}, 0, 0);
     expect_close(largest.indices, Values{0, 1, 2, 2, 4, 4, 6, 6}, 0, 0);
@@ -203,12 +203,13 @@ TEST(Scans, InfinitiesNanAndTies) {
     expect_close(smallest.indices, Values{0, 0, 0, 3, 4, 4, 6, 6}, 0, 0);
     expect_close(cummax(from_data({false, true, false, true}, device), 0).indices, Values{0, 1, 1, 3}, 0, 0);
     expect_close(cummin(from_data<std::uint8_t>({3, 0, 0, 255}, device), 0).indices, Values{0, 1, 2, 2}, 0, 0);
-    expect_close(logcumsumexp(from_data({-kInfinity, -kInfinity, 0.0, 0.0, kInfinity, kInfinity, NAN}, device), 0),
-                 Values{-kInfinity, -kInfinity, 0, std::log(2.0), kInfinity, kInfinity, NAN}, 1e-15, 0);
-    const Tensor none = from_data({-kInfinity, -kInfinity, 1.0}, device).requires_grad_();
-    logcumsumexp(none, 0).backward(from_data({0.0, 0.0, 1.0}, device));
+    expect_close(
+        logcumsumexp(from_data<double>({-kInfinity, -kInfinity, 0.0, 0.0, kInfinity, kInfinity, NAN}, device), 0),
+        Values{-kInfinity, -kInfinity, 0, std::log(2.0), kInfinity, kInfinity, NAN}, 1e-15, 0);
+    const Tensor none = from_data<double>({-kInfinity, -kInfinity, 1.0}, device).requires_grad_();
+    logcumsumexp(none, 0).backward(from_data<double>({0.0, 0.0, 1.0}, device));
     expect_close(none.grad(), Values{0, 0, 1}, 0, 0);
-    expect_close(cumprod(from_data({2.0, kInfinity, 3.0, 0.0, 1.0}, device), 0),
+    expect_close(cumprod(from_data<double>({2.0, kInfinity, 3.0, 0.0, 1.0}, device), 0),
                  Values{2, kInfinity, kInfinity, NAN, NAN}, 0, 0);
     EXPECT_EQ(to_vector<std::int64_t>(cumprod(from_data<std::int64_t>({INT64_MAX, 2, -1}, device), 0)),
               (std::vector<std::int64_t>{INT64_MAX, -2, 2}));

@@ -86,7 +86,7 @@ TEST(Scatter, LastElementIsKept) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, bfloat16, int64, uint8, boolean}) {
       const Tensor index = from_data<std::int64_t>({2, 0, 2, 2}, device);
-      const Tensor src = from_data({1.0, 1.0, 0.0, 1.0}).to(device, dtype);
+      const Tensor src = from_data<double>({1.0, 1.0, 0.0, 1.0}).to(device, dtype);
       expect_close(scatter(zeros({4}, dtype, device), 0, index, src), Values{1, 0, 1, 0}, 0, 0);
     }
     const Tensor index = randint(0, 100, {30000}, int64, device);
@@ -99,7 +99,7 @@ TEST(Scatter, LastElementIsKept) {
     }
     EXPECT_EQ(last, expected);
     const Tensor x = ones({3}, float64, device).requires_grad_(), src = ones({3}, float64, device).requires_grad_();
-    scatter(x, 0, from_data<std::int64_t>({1, 1, 2}, device), src).backward(from_data({1.0, 2.0, 3.0}, device));
+    scatter(x, 0, from_data<std::int64_t>({1, 1, 2}, device), src).backward(from_data<double>({1.0, 2.0, 3.0}, device));
     expect_close(x.grad(), Values{1, 0, 0}, 0, 0);
     expect_close(src.grad(), Values{0, 2, 3}, 0, 0);
     expect_close(scatter(zeros({3}, float32, device), 0, from_data<std::int64_t>({1}, device), 5.0), Values{0, 5, 0}, 0,
@@ -137,18 +137,18 @@ TEST(Scatter, ZerosTiesAndNan) {
   for (const Device device : test_devices()) {
     const Tensor index = from_data<std::int64_t>({0, 0, 1, 1, 2, 2}, device);
     // One factor of 0, two of them, and none.
-    const Tensor x = from_data({2.0, 3.0, 5.0}, device).requires_grad_();
-    const Tensor src = from_data({0.0, 4.0, 0.0, 0.0, 3.0, 2.0}, device).requires_grad_();
+    const Tensor x = from_data<double>({2.0, 3.0, 5.0}, device).requires_grad_();
+    const Tensor src = from_data<double>({0.0, 4.0, 0.0, 0.0, 3.0, 2.0}, device).requires_grad_();
     const Tensor y = scatter_reduce(x, 0, index, src, ScatterReduction::prod);
     y.backward(ones_like(y));
     expect_close(x.grad(), Values{0, 0, 6}, 0, 0);
     expect_close(src.grad(), Values{8, 0, 0, 0, 10, 15}, 0, 0);
     // Three equal elements share the gradient; NaN wins.
-    const Tensor a = from_data({1.0, 0.0, 7.0}, device).requires_grad_();
-    const Tensor b = from_data({1.0, 1.0, NAN, 2.0, 3.0, 9.0}, device).requires_grad_();
+    const Tensor a = from_data<double>({1.0, 0.0, 7.0}, device).requires_grad_();
+    const Tensor b = from_data<double>({1.0, 1.0, NAN, 2.0, 3.0, 9.0}, device).requires_grad_();
     const Tensor most = scatter_reduce(a, 0, index, b, ScatterReduction::amax);
     expect_close(most, Values{1, NAN, 9}, 0, 0);
-    most.backward(from_data({3.0, 1.0, 1.0}, device));
+    most.backward(from_data<double>({3.0, 1.0, 1.0}, device));
     expect_close(a.grad(), Values{1, 0, 0}, 0, 0);
     expect_close(b.grad(), Values{1, 1, 1, 0, 0, 1}, 0, 0);
     expect_close(scatter_reduce(a.detach(), 0, index, b.detach(), ScatterReduction::amin), Values{1, NAN, 3}, 0, 0);

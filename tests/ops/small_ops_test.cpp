@@ -70,8 +70,8 @@ TEST(Trigonometric, Atan2InAllQuadrants) {
     const auto f = [](const Tensor& a, const Tensor& b) { return atan2(a, b); };
     EXPECT_TRUE(autograd::gradcheck(f, {y, x}));
     EXPECT_TRUE(autograd::gradgradcheck(f, {y, x}));
-    expect_close(atan2(from_data({1.0, 1.0, -1.0, -1.0, 0.0, -0.0}, device),
-                       from_data({1.0, -1.0, -1.0, 1.0, -1.0, -1.0}, device)),
+    expect_close(atan2(from_data<double>({1.0, 1.0, -1.0, -1.0, 0.0, -0.0}, device),
+                       from_data<double>({1.0, -1.0, -1.0, 1.0, -1.0, -1.0}, device)),
                  Values{M_PI_4, 3 * M_PI_4, -3 * M_PI_4, -M_PI_4, M_PI, -M_PI}, 1e-15, 0);
     expect_error([&] { atan2(y, x.to(float32)); }, "atan2: expected tensors of one dtype");
   }
@@ -81,7 +81,7 @@ TEST(Rounding, SignTruncFrac) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
       const Tensor x =
-          from_data({-2.5, -0.0, 0.0, 1.75, kInfinity, -kInfinity, NAN}).to(device, dtype).requires_grad_();
+          from_data<double>({-2.5, -0.0, 0.0, 1.75, kInfinity, -kInfinity, NAN}).to(device, dtype).requires_grad_();
       expect_close(sign(x), Values{-1, 0, 0, 1, 1, -1, 0}, 0, 0);
       expect_close(trunc(x), Values{-2, 0, 0, 1, kInfinity, -kInfinity, NAN}, 0, 0);
       expect_close(frac(x), Values{-0.5, 0, 0, 0.75, NAN, NAN, NAN}, 0, 0);
@@ -124,9 +124,9 @@ TEST(Bitwise, NumbersTensorsAndLargeShifts) {
 
 TEST(Between, ClampWithTensors) {
   for (const Device device : test_devices()) {
-    const Tensor x = from_data({-2.0, 0.0, 1.0, 3.0, 1.0, NAN, 1.0}, device).requires_grad_();
-    const Tensor low = from_data({-1.0, 0.0, 0.0, 0.0, 4.0, 0.0, NAN}, device).requires_grad_();
-    const Tensor high = from_data({2.0, 2.0, 1.0, 2.0, 2.0, 1.0, 2.0}, device).requires_grad_();
+    const Tensor x = from_data<double>({-2.0, 0.0, 1.0, 3.0, 1.0, NAN, 1.0}, device).requires_grad_();
+    const Tensor low = from_data<double>({-1.0, 0.0, 0.0, 0.0, 4.0, 0.0, NAN}, device).requires_grad_();
+    const Tensor high = from_data<double>({2.0, 2.0, 1.0, 2.0, 2.0, 1.0, 2.0}, device).requires_grad_();
     const Tensor y = clamp(x, low, high);
     expect_close(y, Values{-1, 0, 1, 2, 2, NAN, NAN}, 0, 0);
     y.backward(ones_like(y));
@@ -143,7 +143,7 @@ TEST(Between, Lerp) {
   manual_seed(3);
   for (const Device device : test_devices()) {
     const Tensor a = randn({3, 1}, float64, device), b = randn({4}, float64, device);
-    const Tensor w = from_data({0.1, 0.5, 0.9, 1.5}, device);
+    const Tensor w = from_data<double>({0.1, 0.5, 0.9, 1.5}, device);
     const auto f = [](const Tensor& p, const Tensor& q, const Tensor& weight) { return lerp(p, q, weight); };
     EXPECT_TRUE(autograd::gradcheck(f, {a, b, w}));
     EXPECT_TRUE(autograd::gradgradcheck(f, {a, b, w}));
@@ -160,8 +160,8 @@ TEST(Between, Lerp) {
 
 TEST(Close, InfinitiesNanAndInt64) {
   for (const Device device : test_devices()) {
-    const Tensor a = from_data({1.0, kInfinity, kInfinity, NAN, 0.0, 1.0}, device);
-    const Tensor b = from_data({1.0 + 9e-6, kInfinity, -kInfinity, NAN, 1e-9, 1.1}, device);
+    const Tensor a = from_data<double>({1.0, kInfinity, kInfinity, NAN, 0.0, 1.0}, device);
+    const Tensor b = from_data<double>({1.0 + 9e-6, kInfinity, -kInfinity, NAN, 1e-9, 1.1}, device);
     expect_close(isclose(a, b), Values{1, 1, 0, 0, 1, 0}, 0, 0);
     expect_close(isclose(a, b, {.equal_nan = true}), Values{1, 1, 0, 1, 1, 0}, 0, 0);
     expect_close(isclose(a, full({}, kInfinity, float64, device)), Values{0, 1, 1, 0, 0, 0}, 0, 0);
@@ -213,7 +213,7 @@ TEST(Diagonal, IsAViewAndDifferentiable) {
     fill_(diagonal(matrix, 1), 7);
     expect_close(matrix, Values{0, 7, 0, 0, 0, 0, 7, 0, 0, 0, 0, 7}, 0, 0);
     EXPECT_EQ(trace(ones({3, 5}, int32, device)).item(), 3);
-    expect_close(diag(from_data({1.0, 2.0}, device), 1), Values{0, 1, 0, 0, 0, 2, 0, 0, 0}, 0, 0);
+    expect_close(diag(from_data<double>({1.0, 2.0}, device), 1), Values{0, 1, 0, 0, 0, 2, 0, 0, 0}, 0, 0);
     // A write to the view is part of the history.
     const Tensor leaf = randn({2, 2}, float64, device).requires_grad_();
     const Tensor whole = leaf * 1;
