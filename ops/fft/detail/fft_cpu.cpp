@@ -399,9 +399,14 @@ struct Lines {
       }
       return;
     }
-    for (std::int64_t l = 0; l < lanes; ++l) {
-      for (std::int64_t j = 0; j < length; ++j) {
-        f(first[j * step + l * line_step], j * lanes + l);
+    // In blocks, whose places in the lanes' arrays stay in the first-level cache.
+    constexpr std::int64_t kBlock = 32;
+    for (std::int64_t begin = 0; begin < length; begin += kBlock) {
+      const std::int64_t end = std::min(begin + kBlock, length);
+      for (std::int64_t l = 0; l < lanes; ++l) {
+        for (std::int64_t j = begin; j < end; ++j) {
+          f(first[j * step + l * line_step], j * lanes + l);
+        }
       }
     }
   }
