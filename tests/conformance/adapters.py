@@ -806,7 +806,8 @@ def solved(a, args, kwargs):
 def solved_triangular(a, args, kwargs):
     values = arguments(args, kwargs, "B", "upper", "left", "unitriangular")
     need(a.shape[-2:] == (3, 3) or (a.dim() == 2 and values["B"].numel() == 0), "a size and an empty one are enough")
-    return Call([a, values["B"]], {name: values.get(name, name == "left") for name in ("upper", "left", "unitriangular")})
+    return Call([a, values["B"]],
+                {name: values.get(name, name == "left") for name in ("upper", "left", "unitriangular")})
 
 
 def cholesky(a, args, kwargs):
@@ -849,7 +850,15 @@ def lstsq(a, args, kwargs):
 
 
 def matrix_power(a, args, kwargs):
-    return Call([a], {"power": arguments(args, kwargs, "n")["n"]})
+    power = arguments(args, kwargs, "n")["n"]
+    need(power != 0, "the identity has no gradient")
+    return Call([a], {"power": power})
+
+
+def determinant(a, args, kwargs):
+    arguments(args, kwargs)
+    need(a.numel() > 0, "PyTorch gives no gradient for matrices without elements")
+    return Call([a])
 
 
 def matrix_norm(a, args, kwargs):

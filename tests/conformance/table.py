@@ -126,8 +126,10 @@ def complex_samples(*calls):
     """Own samples of a transform, (shape, arguments), since PyTorch's complex ones have 210 elements."""
     def samples(dtype):
         complex_dtype = {torch.float64: torch.complex128, torch.float32: torch.complex64}.get(dtype)
+        if complex_dtype is None:
+            return []
         return [SampleInput(torch.view_as_real(torch.randn(shape, dtype=complex_dtype)).clone().requires_grad_(),
-                            kwargs=options | {"pairs": True}) for shape, options in calls] if complex_dtype else []
+                            kwargs=options | {"pairs": True}) for shape, options in calls]
 
     return samples
 
@@ -150,6 +152,15 @@ def eigh_without_signs(a, UPLO="L"):
 
 def eigvalsh_of_sum(a, UPLO="L"):
     return torch.linalg.eigvalsh(a + a.mT, UPLO)
+
+
+def cholesky_solve_of_triangle(b, factor, upper=False):
+    """PyTorch's gradient has elements in the triangle that it does not read."""
+    return torch.cholesky_solve(b, factor.triu() if upper else factor.tril(), upper)
+
+
+def least_squares(a, b, driver=None):
+    return torch.linalg.lstsq(a, b, driver=driver).solution
 
 
 def reflected(call, opinfo, dtypes):
@@ -237,19 +248,23 @@ SPECS = [
       for n in (1, 2, 3)),
     Spec("einsum", "einsum", to.einsum),
     Spec("tensordot", "tensordot", to.tensordot),
-    *(Spec(name, name, to.multiplied) for name in ("outer", "inner")),
+    Spec("outer", "outer", to.multiplied, NUMERIC),
+    Spec("inner", "inner", to.multiplied),
 
-    *(Spec(name, f"linalg.{name}", to.unary, SOLVED, limit=130) for name in ("inv", "det", "slogdet", "svdvals")),
+    *(Spec(name, f"linalg.{name}", to.unary, SOLVED, limit=130) for name in ("inv", "svdvals")),
+    *(Spec(name, f"linalg.{name}", to.determinant, SOLVED, limit=130) for name in ("det", "slogdet")),
     Spec("solve", "linalg.solve", to.solved, SOLVED, limit=130),
     Spec("solve_triangular", "linalg.solve_triangular", to.solved_triangular, SOLVED, limit=12),
     Spec("cholesky", "linalg.cholesky", to.cholesky, SOLVED, limit=130),
-    Spec("cholesky_solve", "cholesky_solve", to.cholesky_solved, SOLVED, limit=130),
+    Spec("cholesky_solve", "cholesky_solve", to.cholesky_solved, SOLVED, limit=130,
+         function=cholesky_solve_of_triangle),
     Spec("qr", "linalg.qr", to.qr, SOLVED, limit=60),
     Spec("svd", "linalg.svd", to.svd, SOLVED, limit=20, function=svd_without_signs),
     Spec("eigh", "linalg.eigh", to.eigh, SOLVED, limit=130, function=eigh_without_signs),
     Spec("eigvalsh", "linalg.eigvalsh", to.eigh, SOLVED, limit=130, function=eigvalsh_of_sum),
     Spec("pinv", "linalg.pinv", to.pinv, SOLVED, limit=60),
-    Spec("lstsq", "linalg.lstsq", to.lstsq, SOLVED, variant="grad_oriented", limit=60),
+    Spec("lstsq", "linalg.lstsq", to.lstsq, SOLVED, variant="grad_oriented", limit=60,
+         function=least_squares),
     Spec("matrix_power", "linalg.matrix_power", to.matrix_power, SOLVED, limit=60),
     Spec("matrix_norm", "linalg.matrix_norm", to.matrix_norm, SOLVED),
 
