@@ -45,8 +45,8 @@ TEST(Search, LikeTheStandardLibrary) {
           expected.push_back(find(i / 300));
           in_first.push_back(find(0));
         }
-        EXPECT_EQ(to_vector<std::int64_t>(searchsorted(rows, values, right)), expected) << dtype;
-        EXPECT_EQ(to_vector<std::int64_t>(bucketize(values, select(rows, 0, 0), right)), in_first) << dtype;
+        EXPECT_EQ(to_vector<std::int64_t>(searchsorted(rows, values, right)), expected) << name_of(dtype);
+        EXPECT_EQ(to_vector<std::int64_t>(bucketize(values, select(rows, 0, 0), right)), in_first) << name_of(dtype);
       }
     }
     const Tensor edges = from_data({-INFINITY, -1.0, 0.0, 1.0}, device);
