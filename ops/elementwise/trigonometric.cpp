@@ -19,7 +19,7 @@ Tensor derivative(functions::Atan, const Tensor& x) { return 1 / (pow(x, 2) + 1)
 Tensor derivative(functions::Sinh, const Tensor& x) { return cosh(x); }
 Tensor derivative(functions::Cosh, const Tensor& x) { return sinh(x); }
 Tensor derivative(functions::Asinh, const Tensor& x) { return rsqrt(pow(x, 2) + 1); }
-Tensor derivative(functions::Acosh, const Tensor& x) { return rsqrt(x - 1) * rsqrt(x + 1); }
+Tensor derivative(functions::Acosh, const Tensor& x) { return rsqrt((x - 1) * (x + 1)); }
 Tensor derivative(functions::Atanh, const Tensor& x) { return 1 / one_minus_square(x); }
 
 template <class F>

@@ -41,6 +41,7 @@ Tensor linspace(double start, double end, std::int64_t count, DType dtype, Devic
 }
 
 Tensor logspace(double start, double end, std::int64_t count, double base, DType dtype, Device device) {
+  check(is_floating(dtype) || base > 0, "logspace: expected a base above 0 for {}, got {}", dtype, base);
   return spaced("logspace", start, end, count, dtype, device, [base](double value) { return std::pow(base, value); });
 }
 

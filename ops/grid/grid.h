@@ -9,7 +9,7 @@ namespace mica {
 /// if a bound is not finite or not representable in the dtype.
 Tensor linspace(double start, double end, std::int64_t count, DType dtype = float32, Device device = Device::cpu());
 
-/// `base` to the powers linspace(start, end, count).
+/// `base` to the powers linspace(start, end, count). For integer dtypes, throws unless base > 0.
 Tensor logspace(double start, double end, std::int64_t count, double base = 10, DType dtype = float32,
                 Device device = Device::cpu());
 

@@ -161,6 +161,7 @@ Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const T
                            const TripletOptions& options) {
   check_pair("triplet_margin_loss", anchor, positive);
   check_pair("triplet_margin_loss", anchor, negative);
+  check(options.margin > 0, "triplet_margin_loss: expected margin > 0, got {}", options.margin);
   const auto distance = [&](const Tensor& a, const Tensor& b) {
     return pairwise_distance(wide(a), wide(b), options.p, options.eps);
   };

@@ -80,7 +80,7 @@ struct TripletOptions {
 };
 
 /// max(d(anchor, positive) − d(anchor, negative) + margin, 0) with d = pairwise_distance(), for three tensors (…, D) of
-/// the same shape, dtype and device. Reduction::none gives shape (…).
+/// the same shape, dtype and device. Reduction::none gives shape (…). Throws unless margin > 0.
 Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
                            const TripletOptions& options = {});
 

@@ -119,7 +119,7 @@ struct Logcumsumexp {
 
 // Applies a function of the last axis to another axis.
 template <class Function>
-Tensor along(Function function, const Tensor& x, int axis) {
+Tensor scanned_along(Function function, const Tensor& x, int axis) {
   if (axis == x.dim() - 1) {
     return autograd::apply(std::move(function), x);
   }
@@ -140,19 +140,20 @@ MaxResult cumextreme(const Tensor& x, std::int64_t axis, bool largest) {
 
 Tensor cumsum(const Tensor& x, std::int64_t axis) {
   const int at = normalize_axis(axis, x.dim(), "cumsum");
-  return along(Cumsum{false}, is_floating(x.dtype()) ? x : x.to(int64), at);
+  return scanned_along(Cumsum{false}, is_floating(x.dtype()) ? x : x.to(int64), at);
 }
 
 Tensor cumprod(const Tensor& x, std::int64_t axis) {
   const int at = normalize_axis(axis, x.dim(), "cumprod");
   const bool floating = is_floating(x.dtype());
-  return along(Cumprod{}, x.to(floating ? accumulate_dtype(x.dtype()) : int64), at).to(floating ? x.dtype() : int64);
+  return scanned_along(Cumprod{}, x.to(floating ? accumulate_dtype(x.dtype()) : int64), at)
+      .to(floating ? x.dtype() : int64);
 }
 
 Tensor logcumsumexp(const Tensor& x, std::int64_t axis) {
   const int at = normalize_axis(axis, x.dim(), "logcumsumexp");
   check(is_floating(x.dtype()), "logcumsumexp: expected a floating dtype, got {}", x.dtype());
-  const Tensor y = along(Logcumsumexp{}, x.to(accumulate_dtype(x.dtype())), at);
+  const Tensor y = scanned_along(Logcumsumexp{}, x.to(accumulate_dtype(x.dtype())), at);
   return autograd::autocast_widens(x) ? y : y.to(x.dtype());
 }
 

@@ -631,6 +631,17 @@ def histogram(x, args, kwargs):
     return call
 
 
+def without_nan(tensors):
+    need(not any(t.is_floating_point() and t.isnan().any() for t in tensors),
+         "which argument gets the gradient where one is NaN is arbitrary")
+
+
+def scanned_in_logarithms(x, args, kwargs):
+    need(x.dtype == torch.float64 or x.numel() == 0 or x.abs().max() < 1000,
+         "PyTorch's gradient of large numbers is exact in float64 only")
+    return softmax(x, args, kwargs)
+
+
 def arithmetic_of_three(a, args, kwargs):
     """lerp and clamp: each further argument is a tensor or a number, or absent."""
     values = arguments(args, kwargs, "second", "third", "min", "max")
@@ -644,6 +655,7 @@ def arithmetic_of_three(a, args, kwargs):
         elif value is not None:
             need(is_number(value), "a complex number")
             call.attributes[name] = value
+    without_nan(call.tensors)
     if any(t.dtype != a.dtype for t in call.tensors):
         call.refused = "dtypes are not promoted"
     return call
@@ -713,7 +725,7 @@ def vectors(x, args, kwargs):
     call = Call([x] + ([values["other"]] if "other" in values else []),
                 {name: values[name] for name in ("p", "eps", "keepdim") if name in values})
     call.attributes["axis"] = values.get("dim", 1)
-    return call
+    return on_axes(call, call.attributes["axis"]) if "p" not in values else call
 
 
 def vectors_p_first(x, args, kwargs):
@@ -733,6 +745,7 @@ def embedding_loss(x, args, kwargs):
 
 def equal_shapes(x, args, kwargs):
     call = embedding_loss(x, args, kwargs)
+    without_nan(call.tensors)
     if any(t.shape != x.shape for t in call.tensors):
         call.refused = "there is no broadcasting"
     return call

@@ -51,6 +51,10 @@ def rounded_once(function):
     return rounded
 
 
+def as_tensor(function):
+    return lambda *args, **options: torch.tensor(function(*args, **options))
+
+
 def normalized(log_probs, *args, **options):
     """ctc_loss of log-probabilities that are normalized here: PyTorch's gradient is only right if they are."""
     return torch.nn.functional.ctc_loss(log_probs.log_softmax(-1), *args, **options)
@@ -332,17 +336,17 @@ SPECS = [
     Spec("atan2", "atan2", to.two_tensors, limit=130, function=rounded_once(torch.atan2)),
     Spec("lerp", "lerp", to.arithmetic_of_three, limit=100, function=rounded_once(torch.lerp)),
     Spec("clamp_tensors", "clamp", to.arithmetic_of_three, NUMERIC, limit=800, few=1),
-    *(Spec(name, name, to.binary, INTEGERS + (torch.bool,), limit=130)
+    *(Spec(name, name, to.compared, INTEGERS + (torch.bool,), limit=130)
       for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
-    *(Spec(name, name, to.binary, INTEGERS, limit=130) for name in ("bitwise_left_shift", "bitwise_right_shift")),
+    *(Spec(name, name, to.compared, INTEGERS, limit=130) for name in ("bitwise_left_shift", "bitwise_right_shift")),
     Spec("bitwise_not", "bitwise_not", to.unary, INTEGERS + (torch.bool,)),
     Spec("isclose", "isclose", to.compared_closely, ALL),
-    Spec("allclose", "allclose", to.compared_closely, limit=64),
-    Spec("equal", "equal", to.two_tensors, ALL, limit=64),
+    Spec("allclose", "allclose", to.compared_closely, limit=64, function=as_tensor(torch.allclose)),
+    Spec("equal", "equal", to.two_tensors, ALL, limit=64, function=as_tensor(torch.equal)),
 
     Spec("cumprod", "cumprod", to.summed_along, NUMERIC, limit=130),
-    Spec("logcumsumexp", "logcumsumexp", to.softmax, limit=130, function=rounded_once(torch.logcumsumexp)),
-    *(Spec(name, name, to.summed_along, ALL, limit=130) for name in ("cummax", "cummin")),
+    Spec("logcumsumexp", "logcumsumexp", to.scanned_in_logarithms, limit=130, function=rounded_once(torch.logcumsumexp)),
+    *(Spec(name, name, to.summed_along, ALL, limit=260) for name in ("cummax", "cummin")),
     Spec("median", "median", to.middle, NUMERIC, limit=130, more=distinct_elements),
     Spec("quantile", "quantile", to.quantiles, limit=64, most=24),
     *(Spec(f"{name}_mean", f"{name}_mean", to.variance, limit=130, variant=v)

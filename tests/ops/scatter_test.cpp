@@ -48,7 +48,7 @@ TEST(Scatter, ReducesLikeALoop) {
         const Tensor index = randint(0, places, {n}, int64, device);
         for (const DType dtype : {float64, float32, int64, int32}) {
           const bool long_runs = n / places > 20;
-          const Tensor x = randint(1, 3, {places}, dtype, device), src = randint(1, 3, {n}, dtype, device);
+          const Tensor x = randint(1, 3, {places}).to(device, dtype), src = randint(1, 3, {n}).to(device, dtype);
           const auto at = to_vector<std::int64_t>(index);
           const Values from = to_vector<double>(src), start = to_vector<double>(x);
           for (const ScatterReduction reduction : kReductions) {

@@ -193,6 +193,7 @@ TEST(Grid, LinspaceEyeMeshgrid) {
     expect_close(grids[0] * 10 + grids[1], Values{0, 1, 2, 10, 11, 12}, 0, 0);
     expect_error([&] { linspace(0, INFINITY, 3); }, "linspace: ");
     expect_error([&] { linspace(-1, 1, 3, uint8); }, "linspace: ");
+    expect_error([&] { logspace(0, 1, 3, -2, int64); }, "logspace: expected a base above 0");
     expect_error([&] { eye(-1); }, "eye: ");
     expect_error([&] { meshgrid({ones({2, 2})}); }, "meshgrid: ");
   }
