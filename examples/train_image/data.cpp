@@ -21,8 +21,8 @@ fs::path idx_file(const fs::path& folder, const std::string& name) {
 }
 
 io::LabeledImages idx_images(const fs::path& folder, const std::string& part, const std::vector<std::string>& classes) {
-  return io::labeled_images(io::read_idx(idx_file(folder, part + "-images-idx3-ubyte")),
-                            io::read_idx(idx_file(folder, part + "-labels-idx1-ubyte")), classes);
+  const Tensor images = io::read_idx(idx_file(folder, part + "-images-idx3-ubyte"));
+  return io::labeled_images(images, io::read_idx(idx_file(folder, part + "-labels-idx1-ubyte")), classes);
 }
 
 // Those whose index is, or is not, 9 modulo 10.

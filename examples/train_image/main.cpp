@@ -115,7 +115,7 @@ void train_model(Model& model, const ImageData& data, const Transforms& transfor
     if (log != nullptr) {
       log->scalar("accuracy/test", share, step);
     }
-    return fmt::format("epoch {:.0f}: {:.2f} % of the test images are right",
+    return fmt::format("epoch {:.3g}: {:.2f} % of the test images are right",
                        static_cast<double>(step) / static_cast<double>(epoch), 100 * share);
   };
   train::Trainer trainer(model, loss, batches, optimizer, options);

@@ -357,7 +357,8 @@ TEST(DataLoader, RanksShareTheLastBatchOfAnEpoch) {
   for (const int ranks : {2, 3, 6}) {
     std::vector<std::vector<std::int64_t>> joined(4);
     for (int rank = 0; rank < ranks; ++rank) {
-      const io::DataLoader loader(data, {.batch = 6, .seed = 5, .rank = rank, .ranks = ranks});
+      const Device device = test_devices().back();
+      const io::DataLoader loader(data, {.batch = 6, .seed = 5, .device = device, .rank = rank, .ranks = ranks});
       std::size_t i = 0;
       for (const Tensors& batch : loader.epoch(2)) {
         const std::vector<std::int64_t> part = to_vector<std::int64_t>(batch[1]);

@@ -49,8 +49,8 @@ TEST(Search, LikeTheStandardLibrary) {
         EXPECT_EQ(to_vector<std::int64_t>(bucketize(values, select(rows, 0, 0), right)), in_first) << name_of(dtype);
       }
     }
-    const Tensor edges = from_data({-INFINITY, -1.0, 0.0, 1.0}, device);
-    const Tensor x = from_data({-INFINITY, -0.0, 2.0, INFINITY, NAN}, device);
+    const Tensor edges = from_data<double>({-INFINITY, -1.0, 0.0, 1.0}, device);
+    const Tensor x = from_data<double>({-INFINITY, -0.0, 2.0, INFINITY, NAN}, device);
     EXPECT_EQ(to_vector<std::int64_t>(searchsorted(edges, x)), (Ints{0, 2, 4, 4, 4}));
     EXPECT_EQ(to_vector<std::int64_t>(searchsorted(edges, x, true)), (Ints{1, 3, 4, 4, 4}));
     EXPECT_EQ(searchsorted(empty({0}, float32, device), ones({2, 2}, float32, device)).shape(), (Shape{2, 2}));
@@ -81,13 +81,13 @@ TEST(Search, UniqueAndNonzero) {
       EXPECT_EQ(to_vector<std::int64_t>(result.values), values);
       EXPECT_EQ(to_vector<std::int64_t>(result.counts), counts);
     }
-    const UniqueResult nan = unique(from_data({NAN, 0.0, -0.0, NAN, 1.0}, device));
+    const UniqueResult nan = unique(from_data<double>({NAN, 0.0, -0.0, NAN, 1.0}, device));
     expect_close(nan.values, Values{0, 1, NAN, NAN}, 0, 0);
     EXPECT_EQ(to_vector<std::int64_t>(nan.counts), (Ints{2, 1, 1, 1}));
     EXPECT_EQ(to_vector<std::int64_t>(nan.inverse), (Ints{2, 0, 0, 3, 1}));
     EXPECT_EQ(unique(empty({0, 3}, float32, device)).values.shape(), Shape{0});
 
-    const Tensor x = from_data({0.0, 1.0, NAN, -0.0, 0.0, 2.0}, {2, 3}, device);
+    const Tensor x = from_data<double>({0.0, 1.0, NAN, -0.0, 0.0, 2.0}, {2, 3}, device);
     EXPECT_EQ(to_vector<std::int64_t>(nonzero(transpose(x, 0, 1))), (Ints{1, 0, 2, 0, 2, 1}));
     EXPECT_EQ(nonzero(zeros({2, 3}, boolean, device)).shape(), (Shape{0, 2}));
     EXPECT_EQ(nonzero(ones({}, int32, device)).shape(), (Shape{1, 0}));
@@ -98,20 +98,20 @@ TEST(Statistics, Median) {
   manual_seed(3);
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16, int64, int32, uint8}) {
-      const Tensor x = from_data({5.0, 1.0, 4.0, 2.0, 9.0, 9.0, 7.0, 8.0}, {2, 4}, device).to(dtype);
+      const Tensor x = from_data<double>({5.0, 1.0, 4.0, 2.0, 9.0, 9.0, 7.0, 8.0}, {2, 4}, device).to(dtype);
       EXPECT_EQ(median(x).item(), 5);
       const MaxResult rows = median(x, 1, true);
       expect_close(rows.values, Values{2, 8}, 0, 0);
       EXPECT_EQ(rows.values.shape(), (Shape{2, 1}));
       EXPECT_EQ(to_vector<std::int64_t>(rows.indices), (Ints{3, 3}));
     }
-    const Tensor x = from_data({1.0, NAN, 3.0, NAN, 2.0, 2.0}, {2, 3}, device).requires_grad_();
+    const Tensor x = from_data<double>({1.0, NAN, 3.0, NAN, 2.0, 2.0}, {2, 3}, device).requires_grad_();
     const MaxResult columns = median(x, 0), rows = median(x, 1);
     expect_close(rows.values, Values{NAN, NAN}, 0, 0);
     EXPECT_EQ(to_vector<std::int64_t>(rows.indices), (Ints{1, 0}));
     expect_close(columns.values, Values{NAN, NAN, 2}, 0, 0);
     // Equal elements share the gradient of the median of all.
-    const Tensor tied = from_data({1.0, 2.0, 2.0, 5.0}, device).requires_grad_();
+    const Tensor tied = from_data<double>({1.0, 2.0, 2.0, 5.0}, device).requires_grad_();
     median(tied).backward();
     expect_close(tied.grad(), Values{0, 0.5, 0.5, 0}, 0, 0);
     const Tensor y = randn({3, 5}, float64, device);
@@ -128,7 +128,7 @@ TEST(Statistics, Median) {
 TEST(Statistics, Quantile) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
-      const Tensor x = from_data({4.0, 1.0, 3.0, 2.0, NAN, 1.0, 0.0, 0.0}, {2, 4}, device).to(dtype);
+      const Tensor x = from_data<double>({4.0, 1.0, 3.0, 2.0, NAN, 1.0, 0.0, 0.0}, {2, 4}, device).to(dtype);
       expect_close(quantile(x, 0.5, 1), Values{2.5, NAN}, 0, 0);
       expect_close(quantile(x, 0.5, 1, true, QuantileInterpolation::lower), Values{2, NAN}, 0, 0);
       expect_close(quantile(x, 0.5, 1, true, QuantileInterpolation::higher), Values{3, NAN}, 0, 0);
@@ -138,7 +138,7 @@ TEST(Statistics, Quantile) {
       EXPECT_EQ(some.shape(), (Shape{3, 1, 1}));
       expect_close(some, Values{1, 1.75, 4}, 0, 0);
     }
-    const Tensor x = from_data({4.0, 1.0, 3.0, 2.0}, device);
+    const Tensor x = from_data<double>({4.0, 1.0, 3.0, 2.0}, device);
     const auto f = [](const Tensor& t) { return quantile(t * t, {0.2, 0.5, 1.0}); };
     EXPECT_TRUE(autograd::gradcheck(f, {x}));
     EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
@@ -156,10 +156,10 @@ TEST(Statistics, BincountAndHistogram) {
       ++expected[static_cast<std::size_t>(value)];
     }
     EXPECT_EQ(to_vector<std::int64_t>(bincount(x, {}, 7)), expected);
-    const Tensor weights = from_data({0.5, 1.5, 2.0}, device).requires_grad_();
+    const Tensor weights = from_data<double>({0.5, 1.5, 2.0}, device).requires_grad_();
     const Tensor sums = bincount(from_data<std::int64_t>({1, 3, 1}, device), weights);
     expect_close(sums, Values{0, 2.5, 0, 1.5}, 0, 0);
-    sums.backward(from_data({1.0, 2.0, 3.0, 4.0}, device));
+    sums.backward(from_data<double>({1.0, 2.0, 3.0, 4.0}, device));
     expect_close(weights.grad(), Values{2, 4, 2}, 0, 0);
     EXPECT_EQ(bincount(empty({0}, int64, device), {}, 3).shape(), Shape{3});
     expect_error(
@@ -169,13 +169,13 @@ TEST(Statistics, BincountAndHistogram) {
         "bincount: expected elements of at least 0");
     expect_error([&] { bincount(ones({2}, float32, device)); }, "bincount: ");
 
-    const Tensor values = from_data({0.0, 0.25, 0.5, 1.0, 1.5, -0.1, NAN}, device);
+    const Tensor values = from_data<double>({0.0, 0.25, 0.5, 1.0, 1.5, -0.1, NAN}, device);
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
       const HistogramResult two = histogram(values.to(dtype), 2, {.range = {{0, 1}}});
       expect_close(two.counts, Values{2, 2}, 0, 0);
       expect_close(two.edges, Values{0, 0.5, 1}, 0, 0);
       EXPECT_EQ(two.counts.dtype(), dtype == float64 ? float64 : float32);
-      const Tensor edges = from_data({0.0, 0.25, 1.25}, device).to(dtype);
+      const Tensor edges = from_data<double>({0.0, 0.25, 1.25}, device).to(dtype);
       expect_close(histogram(values.to(dtype), edges).counts, Values{1, 3}, 0, 0);
       const HistogramOptions options{.weight = full_like(values.to(dtype), 0.5), .density = true};
       expect_close(histogram(values.to(dtype), edges, options).counts, Values{1, 0.75}, 0, 0);

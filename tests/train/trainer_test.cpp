@@ -79,6 +79,19 @@ TEST_F(TrainerOfAToy, KeepsTheBestModel) {
   EXPECT_EQ(saved[0], folder.path() / "out/model.safetensors");
 }
 
+TEST_F(TrainerOfAToy, PrintsWhatIsSaidAfterValidations) {
+  train::TrainerOptions says = options();
+  std::vector<std::int64_t> steps;
+  says.after_validation = [&](std::int64_t step) {
+    steps.push_back(step);
+    return step == 8 ? "" : fmt::format("said after {}", step);
+  };
+  const Ended result = run(std::move(says));
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{4, 8, 10}));
+  EXPECT_NE(result.printed.find("\nsaid after 4\n"), std::string::npos) << result.printed;
+  EXPECT_NE(result.printed.find("\nsaid after 10\n"), std::string::npos) << result.printed;
+}
+
 TEST_F(TrainerOfAToy, WritesNothingWithoutAFolder) {
   train::TrainerOptions quiet = options();
   quiet.out = "";
