@@ -35,8 +35,15 @@ struct Cloning::Copies {
   }
 
   std::shared_ptr<ModuleState> copy_of(const ModuleState& state) {
-    auto copy = std::make_shared<ModuleState>();
-    copy->training = state.training;
+    auto copy = std::make_shared<ModuleState>(state);
+    copy->module = nullptr;
+    copy->parameters.clear();
+    copy->buffers.clear();
+    copy->children.clear();
+    copy->before = {};
+    copy->after = {};
+    copy->backward = {};
+    copy->name = std::make_shared<autograd::ModuleName>();
     copy->name->name = state.name->name;
     copy->name->type.store(state.name->type.load(std::memory_order_relaxed), std::memory_order_relaxed);
     for (const auto& [name, tensor] : state.parameters) {

@@ -49,6 +49,7 @@ struct Net : nn::Module {
   nn::Linear tied = child("tied", nn::Linear{tail.weight});
   Tensor constant = full({2}, 0.5);
   Tensor mean = buffer("mean", full({2}, 3));
+  Tensor fixed = fixed_buffer("fixed", full({2}, 0.25));
 };
 
 // No parameter or buffer of one is one of the other's, and no elements are shared.
@@ -133,6 +134,7 @@ TEST(Clone, CanBeMovedTrainedAndClonedAgain) {
   EXPECT_TRUE(nets[4].parameters()[0].is_same(nets[4].scales[0]));
   nets[4].to(float64);
   EXPECT_EQ(nets[4].scales[2].dtype(), float64);
+  EXPECT_EQ(nets[4].fixed.dtype(), float32);
   EXPECT_EQ(nets[3].scales[2].dtype(), float32);
 }
 
