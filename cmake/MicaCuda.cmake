@@ -53,7 +53,8 @@ elseif(NOT MICA_CUDA STREQUAL "OFF")
     string(APPEND mica_cuda_reason ", for compute capability ${CMAKE_CUDA_ARCHITECTURES}")
   elseif(MICA_CUDA STREQUAL "ON")
     message(FATAL_ERROR "MICA_CUDA is ON, but nvcc and a toolkit of at least 12.0 with cuBLAS, cuSOLVER and cuFFT were "
-                        "not all found; nvcc: ${CMAKE_CUDA_COMPILER}, toolkit: ${CUDAToolkit_VERSION}. Set CUDACXX to point to nvcc")
+                        "not all found; nvcc: ${CMAKE_CUDA_COMPILER}, toolkit: ${CUDAToolkit_VERSION}. Set CUDACXX to "
+                        "point to nvcc")
   else()
     string(APPEND mica_cuda_reason ", and nvcc 12.0 or newer with cuBLAS, cuSOLVER and cuFFT was not found")
   endif()

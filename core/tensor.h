@@ -61,7 +61,7 @@ class Tensor {
       : impl_(detail::handle_copies == nullptr ? other.impl_ : detail::copy_of(other.impl_)) {}
   Tensor(Tensor&&) noexcept = default;
   Tensor& operator=(Tensor&&) noexcept = default;
-  Tensor& operator=(const Tensor& other) noexcept {
+  Tensor& operator=(const Tensor& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment): shared_ptr does
     if (detail::handle_copies == nullptr) [[likely]] {
       impl_ = other.impl_;
     } else {

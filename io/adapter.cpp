@@ -468,6 +468,10 @@ class AdapterLoader {
       return;
     }
     const std::string_view rest = std::string_view(name).substr(kAdapterPrefix.size());
+    // If all biases are trained, PEFT also saves those of modules_to_save under these names, and those before training.
+    if (rest.ends_with(".modules_to_save.bias") || rest.ends_with(".original_module.bias")) {
+      return;
+    }
     for (const Ending& ending : kEndings) {
       if (!rest.ends_with(ending.text) || rest.size() <= ending.text.size()) {
         continue;

@@ -128,7 +128,8 @@ class GgufWriter {
                                      : own != options_.types.end() ? own->second
                                                                    : options_.matrices;
     const auto fits = [&](GgufType type) {
-      return static_cast<std::uint64_t>(tensor.size(-1)) % detail::gguf_block(type).elements == 0;
+      return !is_quantized(type) ||
+             static_cast<std::uint64_t>(tensor.size(-1)) % detail::gguf_block(type).elements == 0;
     };
     if (wanted && !fits(*wanted)) {
       wanted = fits(GgufType::q8_0) ? std::optional(GgufType::q8_0) : std::nullopt;

@@ -26,13 +26,12 @@ BatchNorm::BatchNorm(const char* name, int least_axes, int most_axes, std::int64
 }
 
 Tensor BatchNorm::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  return normalized(x, false, {});
+  return call(*this, x, [&](const Tensor& x) { return normalized(x, false, {}); });
 }
 
 Tensor BatchNorm::with_relu(const Tensor& x, const Tensor& residual) const {
-  const Scope scope(*this);
-  return normalized(x, true, residual);
+  return call(*this, x, residual,
+              [&](const Tensor& x, const Tensor& residual) { return normalized(x, true, residual); });
 }
 
 Tensor BatchNorm::normalized(const Tensor& x, bool relu, const Tensor& residual) const {

@@ -57,24 +57,21 @@ Conv1d::Conv1d(std::int64_t in, std::int64_t out, const PerAxis& kernel, const C
     : ConvParameters("Conv1d", 1, in, out, kernel, options.groups, options.bias, false), options_(options) {}
 
 Tensor Conv1d::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return conv1d(x, weight, bias, op_options(options_, activation));
+  return call(*this, x, [&](const Tensor& x) { return conv1d(x, weight, bias, op_options(options_, activation)); });
 }
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, const PerAxis& kernel, const ConvOptions& options)
     : ConvParameters("Conv2d", 2, in, out, kernel, options.groups, options.bias, false), options_(options) {}
 
 Tensor Conv2d::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return conv2d(x, weight, bias, op_options(options_, activation));
+  return call(*this, x, [&](const Tensor& x) { return conv2d(x, weight, bias, op_options(options_, activation)); });
 }
 
 Conv3d::Conv3d(std::int64_t in, std::int64_t out, const PerAxis& kernel, const ConvOptions& options)
     : ConvParameters("Conv3d", 3, in, out, kernel, options.groups, options.bias, false), options_(options) {}
 
 Tensor Conv3d::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return conv3d(x, weight, bias, op_options(options_, activation));
+  return call(*this, x, [&](const Tensor& x) { return conv3d(x, weight, bias, op_options(options_, activation)); });
 }
 
 ConvTranspose1d::ConvTranspose1d(std::int64_t in, std::int64_t out, const PerAxis& kernel,
@@ -82,8 +79,8 @@ ConvTranspose1d::ConvTranspose1d(std::int64_t in, std::int64_t out, const PerAxi
     : ConvParameters("ConvTranspose1d", 1, in, out, kernel, options.groups, options.bias, true), options_(options) {}
 
 Tensor ConvTranspose1d::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return conv_transpose1d(x, weight, bias, op_options(options_, activation));
+  return call(*this, x,
+              [&](const Tensor& x) { return conv_transpose1d(x, weight, bias, op_options(options_, activation)); });
 }
 
 ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, const PerAxis& kernel,
@@ -91,8 +88,8 @@ ConvTranspose2d::ConvTranspose2d(std::int64_t in, std::int64_t out, const PerAxi
     : ConvParameters("ConvTranspose2d", 2, in, out, kernel, options.groups, options.bias, true), options_(options) {}
 
 Tensor ConvTranspose2d::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return conv_transpose2d(x, weight, bias, op_options(options_, activation));
+  return call(*this, x,
+              [&](const Tensor& x) { return conv_transpose2d(x, weight, bias, op_options(options_, activation)); });
 }
 
 ConvTranspose3d::ConvTranspose3d(std::int64_t in, std::int64_t out, const PerAxis& kernel,
@@ -100,8 +97,8 @@ ConvTranspose3d::ConvTranspose3d(std::int64_t in, std::int64_t out, const PerAxi
     : ConvParameters("ConvTranspose3d", 3, in, out, kernel, options.groups, options.bias, true), options_(options) {}
 
 Tensor ConvTranspose3d::operator()(const Tensor& x, Activation activation) const {
-  const Scope scope(*this);
-  return conv_transpose3d(x, weight, bias, op_options(options_, activation));
+  return call(*this, x,
+              [&](const Tensor& x) { return conv_transpose3d(x, weight, bias, op_options(options_, activation)); });
 }
 
 }  // namespace mica::nn

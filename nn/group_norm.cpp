@@ -22,10 +22,11 @@ GroupNorm::GroupNorm(std::int64_t num_groups, std::int64_t num_channels, const G
 }
 
 Tensor GroupNorm::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  check(x.dim() >= 2 && x.shape()[1] == num_channels, "GroupNorm: expected x of shape (N, {}, …), got {}", num_channels,
-        x.shape());
-  return group_norm(x, num_groups, weight, bias, eps);
+  return call(*this, x, [&](const Tensor& x) {
+    check(x.dim() >= 2 && x.shape()[1] == num_channels, "GroupNorm: expected x of shape (N, {}, …), got {}",
+          num_channels, x.shape());
+    return group_norm(x, num_groups, weight, bias, eps);
+  });
 }
 
 InstanceNorm::InstanceNorm(const char* name, int axes, std::int64_t num_features, const InstanceNormOptions& options)
@@ -44,12 +45,13 @@ InstanceNorm::InstanceNorm(const char* name, int axes, std::int64_t num_features
 }
 
 Tensor InstanceNorm::operator()(const Tensor& x) const {
-  const Scope scope(*this);
-  const bool has_batch = x.dim() == axes_ + 2;
-  check((has_batch || x.dim() == axes_ + 1) && x.shape()[has_batch ? 1 : 0] == num_features,
-        "{}: expected x of shape (N, {}, {} spatial axes), or without N, got {}", name_, num_features, axes_,
-        x.shape());
-  return has_batch ? of_batch(x) : squeeze(of_batch(unsqueeze(x, 0)), 0);
+  return call(*this, x, [&](const Tensor& x) {
+    const bool has_batch = x.dim() == axes_ + 2;
+    check((has_batch || x.dim() == axes_ + 1) && x.shape()[has_batch ? 1 : 0] == num_features,
+          "{}: expected x of shape (N, {}, {} spatial axes), or without N, got {}", name_, num_features, axes_,
+          x.shape());
+    return has_batch ? of_batch(x) : squeeze(of_batch(unsqueeze(x, 0)), 0);
+  });
 }
 
 Tensor InstanceNorm::of_batch(const Tensor& x) const {

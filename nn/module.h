@@ -152,7 +152,7 @@ class Module {
   template <std::derived_from<Module> M>
   M child(const std::string& name, M&& module) {
     add_child(name, module, typeid(M));
-    return std::move(module);
+    return std::forward<M>(module);
   }
 
  private:
@@ -237,6 +237,7 @@ std::vector<Tensor*> tensors_of(R& result) {
     return {&result};
   } else if constexpr (requires { result.begin(); }) {
     std::vector<Tensor*> tensors;
+    tensors.reserve(result.size());
     for (Tensor& tensor : result) {
       tensors.push_back(&tensor);
     }
@@ -251,7 +252,7 @@ std::vector<Tensor*> tensors_of(R& result) {
 }
 
 template <class M, class F, class... In>
-auto call(const M& module, const F& f, const In&... inputs) {
+auto call_with(const M& module, const F& f, const In&... inputs) {
   const Scope scope(module);
   if (!module.has_hooks()) [[likely]] {
     return f(inputs...);
@@ -274,19 +275,19 @@ auto call(const M& module, const F& f, const In&... inputs) {
 /// f returns a Tensor, a list or an array of them, or a struct of two or three.
 template <std::derived_from<Module> M, class F>
 auto call(const M& module, const Tensor& x, const F& f) {
-  return detail::call(module, f, x);
+  return detail::call_with(module, f, x);
 }
 template <std::derived_from<Module> M, class F>
 auto call(const M& module, const Tensor& x, const Tensor& y, const F& f) {
-  return detail::call(module, f, x, y);
+  return detail::call_with(module, f, x, y);
 }
 template <std::derived_from<Module> M, class F>
 auto call(const M& module, const Tensor& x, const Tensor& y, const Tensor& z, const F& f) {
-  return detail::call(module, f, x, y, z);
+  return detail::call_with(module, f, x, y, z);
 }
 template <std::derived_from<Module> M, class F>
 auto call(const M& module, const Tensor& x, const Tensor& y, const Tensor& z, const Tensor& w, const F& f) {
-  return detail::call(module, f, x, y, z, w);
+  return detail::call_with(module, f, x, y, z, w);
 }
 
 }  // namespace mica::nn

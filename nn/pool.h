@@ -15,8 +15,7 @@ class WindowPool : public Module {
  public:
   explicit WindowPool(const PerAxis& size, const Options& options = {}) : size(size), options(options) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(static_cast<const Self&>(*this));
-    return kPool(x, size, options);
+    return nn::call(static_cast<const Self&>(*this), x, [&](const Tensor& x) { return kPool(x, size, options); });
   }
 
   PerAxis size;
@@ -29,8 +28,7 @@ class AdaptivePool : public Module {
  public:
   explicit AdaptivePool(const PerAxis& size) : size(size) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(static_cast<const Self&>(*this));
-    return kPool(x, size);
+    return nn::call(static_cast<const Self&>(*this), x, [&](const Tensor& x) { return kPool(x, size); });
   }
 
   PerAxis size;  ///< of the result's spatial axes

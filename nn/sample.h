@@ -12,8 +12,7 @@ namespace mica::nn {
 struct Upsample : Module {
   explicit Upsample(const InterpolateOptions& options) : options(options) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return interpolate(x, options);
+    return call(*this, x, [&](const Tensor& x) { return interpolate(x, options); });
   }
 
   InterpolateOptions options;
@@ -22,8 +21,7 @@ struct Upsample : Module {
 struct Unfold : Module {
   explicit Unfold(const PerAxis& size, const UnfoldOptions& options = {}) : size(size), options(options) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return unfold(x, size, options);
+    return call(*this, x, [&](const Tensor& x) { return unfold(x, size, options); });
   }
 
   PerAxis size;
@@ -34,8 +32,7 @@ struct Fold : Module {
   Fold(const PerAxis& output_size, const PerAxis& size, const UnfoldOptions& options = {})
       : output_size(output_size), size(size), options(options) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return fold(x, output_size, size, options);
+    return call(*this, x, [&](const Tensor& x) { return fold(x, output_size, size, options); });
   }
 
   PerAxis output_size;
@@ -46,8 +43,7 @@ struct Fold : Module {
 struct PixelShuffle : Module {
   explicit PixelShuffle(std::int64_t factor) : factor(factor) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return pixel_shuffle(x, factor);
+    return call(*this, x, [&](const Tensor& x) { return pixel_shuffle(x, factor); });
   }
 
   std::int64_t factor;
@@ -56,8 +52,7 @@ struct PixelShuffle : Module {
 struct PixelUnshuffle : Module {
   explicit PixelUnshuffle(std::int64_t factor) : factor(factor) {}
   Tensor operator()(const Tensor& x) const {
-    const Scope scope(*this);
-    return pixel_unshuffle(x, factor);
+    return call(*this, x, [&](const Tensor& x) { return pixel_unshuffle(x, factor); });
   }
 
   std::int64_t factor;

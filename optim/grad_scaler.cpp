@@ -39,7 +39,7 @@ double GradScaler::scale() const { return to_vector<double>(state_)[0]; }
 StateDict GradScaler::state_dict() const {
   const std::vector<double> values = to_vector<double>(state_);
   StateDict result;
-  result.emplace("scale", from_data({values[0]}, Shape{}));
+  result.emplace("scale", from_data<double>({values[0]}, Shape{}));
   result.emplace("growth_tracker", from_data({static_cast<std::int64_t>(values[1])}, Shape{}));
   return result;
 }

@@ -148,7 +148,8 @@ double Trainer::validate(std::int64_t step) {
 
 void Trainer::save_checkpoint() {
   io::TrainingCheckpoint checkpoint = training_.checkpoint();
-  checkpoint.parts["best"] = {{"step", from_data({best_.step}, Shape{})}, {"loss", from_data({best_.loss}, Shape{})}};
+  checkpoint.parts["best"] = {{"step", from_data({best_.step}, Shape{})},
+                              {"loss", from_data<double>({best_.loss}, Shape{})}};
   if (options_.on_save) {
     options_.on_save(checkpoint);
   }

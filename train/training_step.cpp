@@ -302,7 +302,7 @@ double TrainingStep::mean_loss(const Validation& data) const {
     sum += values[i] * weights[i];
     weight += weights[i];
   }
-  const Tensor total = from_data({sum, weight}, {2}, device_);
+  const Tensor total = from_data<double>({sum, weight}, {2}, device_);
   group_.all_reduce(total);
   const std::vector<double> of_all = to_vector<double>(total);
   return of_all[0] / of_all[1];

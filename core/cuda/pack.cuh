@@ -24,7 +24,7 @@ __device__ void store(T* to, const Pack<T, V>& pack) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
-/// A store of 16, 4 or 2 bytes that remains one instruction: after a branch, the compiler would split an ordinary
+/// A store of 16, 8, 4 or 2 bytes that remains one instruction: after a branch, the compiler would split an ordinary
 /// store.
 template <class P>
 __device__ void store_whole(void* to, const P& pack) {
@@ -33,6 +33,9 @@ __device__ void store_whole(void* to, const P& pack) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z),
                  "r"(bits.w)
                  : "memory");
+  } else if constexpr (sizeof(P) == 8) {
+    const uint2 bits = reinterpret_cast<const uint2&>(pack);
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(bits.x), "r"(bits.y) : "memory");
   } else if constexpr (sizeof(P) == 4) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(reinterpret_cast<const unsigned&>(pack)) : "memory");
   } else {

@@ -374,6 +374,7 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 }
 
 Tensor inner(const Tensor& a, const Tensor& b) {
+  expect_alike({a, b}, "inner");
   return a.dim() == 0 || b.dim() == 0 ? mul(a, b) : tensordot(a, b, {-1}, {-1});
 }
 

@@ -33,14 +33,15 @@ Tensor tensordot(const Tensor& a, const Tensor& b, std::int64_t axes = 2);
 /// The same for axes a_axes[i] of a and b_axes[i] of b.
 Tensor tensordot(const Tensor& a, const Tensor& b, const Dims& a_axes, const Dims& b_axes);
 
-/// a[i] · b[j] of two vectors: (M), (N) → (M, N). Throws Error for other shapes.
+/// a[i] · b[j] of two vectors of any numeric dtype: (M), (N) → (M, N). Throws Error for other shapes.
 Tensor outer(const Tensor& a, const Tensor& b);
 
-/// The sum of products over the last axes: (…a, K), (…b, K) → (…a, …b). If one of them is a scalar, a · b.
+/// The sum of products over the last axes: (…a, K), (…b, K) → (…a, …b). If one of them is a scalar, a · b. As
+/// einsum().
 Tensor inner(const Tensor& a, const Tensor& b);
 
-/// The Kronecker product: blocks a[i, j, …] · b, so that axis k has length a.size(k) · b.size(k). If one has fewer
-/// axes, it gets leading axes of length 1. Throws Error if both together have more than 8.
+/// The Kronecker product: blocks a[i, j, …] · b, so that axis k has length a.size(k) · b.size(k), for any numeric dtype.
+/// If one has fewer axes, it gets leading axes of length 1. Throws Error if both together have more than 8.
 Tensor kron(const Tensor& a, const Tensor& b);
 
 }  // namespace mica

@@ -1,12 +1,14 @@
 #include <cmath>
 #include <optional>
-#include <vector>
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/elementwise/where.h>
 #include <mica/ops/fft/detail/fft_kernels.h>
 #include <mica/ops/fft/fft.h>
 #include <mica/ops/join/join.h>
@@ -21,19 +23,15 @@ namespace {
 using kernels::FftKind;
 
 // The factors that belong to the elements of half a spectrum: `ends` for the first and, if n is even, the last one,
-// `middle` for the others, which stand for two. Shape (n / 2 + 1, 1).
+// `middle` for the others, which stand for two. Shape (n / 2 + 1), and axes of length 1.
 Tensor half_weights(std::int64_t n, double ends, double middle, const Tensor& like, int axes_after) {
-  const std::int64_t length = n / 2 + 1;
-  std::vector<double> weights(static_cast<std::size_t>(length), middle);
-  weights.front() = ends;
-  if (n % 2 == 0) {
-    weights.back() = ends;
-  }
-  Shape shape{length};
+  const Tensor k = arange(static_cast<double>(n / 2 + 1), int64, like.device());
+  const Tensor is_end = logical_or(eq(k, 0), eq(2 * k, static_cast<double>(n)));
+  Shape shape{n / 2 + 1};
   for (int i = 0; i < axes_after; ++i) {
     shape.push_back(1);
   }
-  return from_data(weights, shape).to(like.device(), like.dtype());
+  return reshape(where(is_end, full(k.shape(), ends, like.dtype(), like.device()), middle), shape);
 }
 
 // A transform of length n along an axis, times `scale`. With F the matrix of the transform, the gradient is that of a
@@ -247,7 +245,7 @@ Tensor complex_mul(const Tensor& a, const Tensor& b) {
 
 Tensor complex_conj(const Tensor& x) {
   expect_complex(x, "complex_conj");
-  return x * from_data({1.0, -1.0}).to(x.device(), x.dtype());
+  return complex(select(x, -1, 0), neg(select(x, -1, 1)));
 }
 
 Tensor complex_abs(const Tensor& x) {

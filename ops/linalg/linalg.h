@@ -31,7 +31,7 @@ Tensor inv(const Tensor& a);
 Tensor det(const Tensor& a);
 
 struct SlogdetResult {
-  Tensor sign;       ///< 1, −1, or 0 for a singular matrix; not differentiable
+  Tensor sign;       ///< 1, −1, or 0 for a singular matrix; its gradient is 0
   Tensor logabsdet;  ///< log |det|, −inf for a singular matrix
 };
 

@@ -157,7 +157,6 @@ struct Slogdet {
     const Tensor sign = parity(number_of_swaps(factors.pivots, batch) + sum(lt(u, 0), {-1}), a);
     // A pivot of 0 or NaN is one of the result too.
     const Tensor result = sign * where(eq(prod(ne(u, 0), {-1}), 0), 0, where(isnan(log), log, ones_like(log)));
-    ctx.mark_non_differentiable(result);
     ctx.save_for_backward(a, factors.lu, factors.pivots);
     return {result, log};
   }

@@ -27,22 +27,22 @@ using detail::product_as_gradient;
 using detail::rows_of;
 
 // Element i of the first axis, without history.
-Tensor at(const Tensor& x, std::int64_t i) {
+Tensor row_at(const Tensor& x, std::int64_t i) {
   return as_strided(x, x.shape().slice(1, x.dim()), x.strides().slice(1, x.dim()),
                     x.handle()->offset + i * x.strides()[0]);
 }
 
 // `count` elements of the first axis, from `first` on, without history.
-Tensor range(const Tensor& x, std::int64_t first, std::int64_t count) {
+Tensor rows_from(const Tensor& x, std::int64_t first, std::int64_t count) {
   Shape shape = x.shape();
   shape[0] = count;
   return as_strided(x, shape, x.strides(), x.handle()->offset + first * x.strides()[0]);
 }
 
 // out = a · b + bias for each step, with the same b and bias.
-class StepProduct {
+class HiddenProduct {
  public:
-  StepProduct(const Tensor& b, const Tensor& bias, std::int64_t steps)
+  HiddenProduct(const Tensor& b, const Tensor& bias, std::int64_t steps)
       : b_(kernels::readable(b)), bias_(bias.defined() ? contiguous_data(bias) : bias) {
     if (steps > 1) {  // packing pays from the second product on
       packed_ = on_device(b_.device(), [&](auto device) { return kernels::pack_for_products(device, b_); });
@@ -62,7 +62,7 @@ class StepProduct {
 
 // The steps in the order of time. State k is the one before step k, or after it in reverse, so that T + 1 states hold
 // the initial one, too, and those before all steps are adjacent.
-struct Order {
+struct StepOrder {
   std::int64_t steps;
   bool reverse;
 
@@ -71,11 +71,11 @@ struct Order {
   std::int64_t after(std::int64_t step) const { return step + (reverse ? 0 : 1); }
   std::int64_t initial() const { return reverse ? steps : 0; }
   std::int64_t last() const { return reverse ? 0 : steps; }
-  Tensor all_before(const Tensor& states) const { return range(states, reverse ? 1 : 0, steps); }
-  Tensor all_after(const Tensor& states) const { return range(states, reverse ? 0 : 1, steps); }
+  Tensor all_before(const Tensor& states) const { return rows_from(states, reverse ? 1 : 0, steps); }
+  Tensor all_after(const Tensor& states) const { return rows_from(states, reverse ? 0 : 1, steps); }
 };
 
-void set(const Tensor& to, const Tensor& value) {
+void set_state(const Tensor& to, const Tensor& value) {
   if (value.defined()) {
     copy_into(to, value);
   } else {
@@ -96,7 +96,7 @@ struct Recurrent {
     ctx.set_materialize_grads(false);
     const Tensor &x = inputs[0], &input = inputs[1], &hidden = inputs[2], &input_bias = inputs[3],
                  &hidden_bias = inputs[4];
-    const Order order{x.size(0), reverse};
+    const StepOrder order{x.size(0), reverse};
     const std::int64_t batch = x.size(1), width = hidden.size(1), gates = gates_of(kind) * width;
     const DType dtype = x.dtype();
     const auto new_tensor = [&](const Shape& shape, DType of) { return empty(shape, of, x.device()); };
@@ -109,9 +109,9 @@ struct Recurrent {
     multiply({.a = rows_of(x, rows), .b = transpose(input, 0, 1), .bias = joined, .out = rows_of(from_inputs, rows)});
     const Tensor states = new_tensor({order.steps + 1, batch, width}, dtype);
     const Tensor cells = is_lstm ? new_tensor({order.steps + 1, batch, width}, accumulate_dtype(dtype)) : Tensor{};
-    set(at(states, order.initial()), inputs[5]);
+    set_state(row_at(states, order.initial()), inputs[5]);
     if (is_lstm) {
-      set(at(cells, order.initial()), inputs[6]);
+      set_state(row_at(cells, order.initial()), inputs[6]);
     }
     Tensor saved = is_lstm ? from_inputs : Tensor{};
     if (is_gru) {  // without a gradient, all steps use the same memory
@@ -122,9 +122,9 @@ struct Recurrent {
     Tensors kept = inputs;
     kept.insert(kept.end(), {saved, states, cells});
     ctx.save_for_backward(kept);
-    Tensors outputs{order.all_after(states), at(states, order.last())};
+    Tensors outputs{order.all_after(states), row_at(states, order.last())};
     if (is_lstm) {
-      outputs.push_back(at(cells, order.last()).to(dtype));
+      outputs.push_back(row_at(cells, order.last()).to(dtype));
     }
     return outputs;
   }
@@ -137,7 +137,7 @@ struct Recurrent {
     }
     const Tensor &x = inputs[0], &input = inputs[1], &hidden = inputs[2];
     const Tensor &saved = kept[kInputs], &states = kept[kInputs + 1], &cells = kept[kInputs + 2];
-    const Order order{x.size(0), reverse};
+    const StepOrder order{x.size(0), reverse};
     const std::int64_t batch = x.size(1), width = hidden.size(1), rows = order.steps * batch;
     const Shape shape{order.steps, batch, gates_of(kind) * width};
     const Tensor dx = empty(shape, x.dtype(), x.device());
@@ -167,40 +167,41 @@ struct Recurrent {
   }
 
  private:
-  void run(const Order& order, const Tensor& from_inputs, const Tensor& hidden, const Tensor& bias,
+  void run(const StepOrder& order, const Tensor& from_inputs, const Tensor& hidden, const Tensor& bias,
            const Tensor& states, const Tensor& cells, const Tensor& saved) const {
     if (states.numel() == 0) {
       return;
     }
-    const StepProduct times_hidden(transpose(hidden, 0, 1), bias, order.steps);
-    const Tensor product = empty(at(from_inputs, 0).shape(), states.dtype(), states.device());
+    const HiddenProduct times_hidden(transpose(hidden, 0, 1), bias, order.steps);
+    const Tensor product = empty(row_at(from_inputs, 0).shape(), states.dtype(), states.device());
     for (std::int64_t i = 0; i < order.steps; ++i) {
       const std::int64_t step = order.step(i), before = order.before(step), after = order.after(step);
-      times_hidden(at(states, before), product);
-      const kernels::CellForward args{.kind = kind,
-                                      .x = at(from_inputs, step),
-                                      .product = product,
-                                      .h_before = at(states, before),
-                                      .c_before = cells.defined() ? at(cells, before) : Tensor{},
-                                      .saved = saved.defined() ? at(saved, saved.size(0) == 1 ? 0 : step) : Tensor{},
-                                      .h = at(states, after),
-                                      .c = cells.defined() ? at(cells, after) : Tensor{},
-                                      .lengths = lengths,
-                                      .step = step};
+      times_hidden(row_at(states, before), product);
+      const kernels::CellForward args{
+          .kind = kind,
+          .x = row_at(from_inputs, step),
+          .product = product,
+          .h_before = row_at(states, before),
+          .c_before = cells.defined() ? row_at(cells, before) : Tensor{},
+          .saved = saved.defined() ? row_at(saved, saved.size(0) == 1 ? 0 : step) : Tensor{},
+          .h = row_at(states, after),
+          .c = cells.defined() ? row_at(cells, after) : Tensor{},
+          .lengths = lengths,
+          .step = step};
       on_device(states.device(), [&](auto device) { kernels::cell_forward(device, args); });
     }
   }
 
   // Writes the gradients of the gates and returns those of h0 and c0.
-  std::pair<Tensor, Tensor> run_backward(const Order& order, const Tensor& hidden, const Tensor& states,
+  std::pair<Tensor, Tensor> run_backward(const StepOrder& order, const Tensor& hidden, const Tensor& states,
                                          const Tensor& cells, const Tensor& saved, const Tensors& came,
                                          const Tensor& dx, const Tensor& dp) const {
-    const Shape shape = at(states, 0).shape();
+    const Shape shape = row_at(states, 0).shape();
     const DType dtype = states.dtype(), exact = accumulate_dtype(dtype);
     const Device device = states.device();
     const auto gradient = [&](const Tensor& of) {
       const Tensor result = empty(shape, exact, device);
-      set(result, of);
+      set_state(result, of);
       return result;
     };
     const Tensor dh = gradient(came[1]);
@@ -208,25 +209,25 @@ struct Recurrent {
     const Tensor dy = came[0].defined() ? contiguous_data(came[0]) : Tensor{};
     const Tensor none = zeros(shape, dtype, device), dh_product = zeros(shape, dtype, device);
     if (states.numel() > 0) {
-      const StepProduct times_hidden(hidden, {}, order.steps);
+      const HiddenProduct times_hidden(hidden, {}, order.steps);
       for (std::int64_t i = order.steps - 1; i >= 0; --i) {
         const std::int64_t step = order.step(i), before = order.before(step), after = order.after(step);
         const kernels::CellBackward args{.kind = kind,
-                                         .saved = saved.defined() ? at(saved, step) : Tensor{},
-                                         .h_before = at(states, before),
-                                         .h = at(states, after),
-                                         .c_before = cells.defined() ? at(cells, before) : Tensor{},
-                                         .c = cells.defined() ? at(cells, after) : Tensor{},
-                                         .dy = dy.defined() ? at(dy, step) : none,
+                                         .saved = saved.defined() ? row_at(saved, step) : Tensor{},
+                                         .h_before = row_at(states, before),
+                                         .h = row_at(states, after),
+                                         .c_before = cells.defined() ? row_at(cells, before) : Tensor{},
+                                         .c = cells.defined() ? row_at(cells, after) : Tensor{},
+                                         .dy = dy.defined() ? row_at(dy, step) : none,
                                          .dh_product = dh_product,
                                          .dh = dh,
                                          .dc = dc,
-                                         .dx = at(dx, step),
-                                         .dp = at(dp, step),
+                                         .dx = row_at(dx, step),
+                                         .dp = row_at(dp, step),
                                          .lengths = lengths,
                                          .step = step};
         on_device(device, [&](auto on) { kernels::cell_backward(on, args); });
-        times_hidden(at(dp, step), dh_product);
+        times_hidden(row_at(dp, step), dh_product);
       }
     }
     return {(dh + dh_product.to(exact)).to(dtype), dc.defined() ? dc.to(dtype) : dc};
@@ -235,7 +236,7 @@ struct Recurrent {
   // The same by ordinary ops, one small op after another.
   Tensors in_steps(const Tensors& inputs) const {
     const Tensor &x = inputs[0], &hidden = inputs[2];
-    const Order order{x.size(0), reverse};
+    const StepOrder order{x.size(0), reverse};
     const std::int64_t width = hidden.size(1);
     const Tensor from_inputs = linear(x, inputs[1], inputs[3]);
     const Tensor none = zeros({x.size(1), width}, x.dtype(), x.device());
@@ -311,7 +312,7 @@ const char* name_of(Recurrence kind) {
   fail("recurrent: unknown kind {}", static_cast<int>(kind));
 }
 
-void check_like(const char* op, const char* name, const Tensor& x, const Tensor& t, const Shape& shape) {
+void check_operand_of(const char* op, const char* name, const Tensor& x, const Tensor& t, const Shape& shape) {
   if (t.defined()) {
     check(t.shape() == shape, "{}: expected {} of shape {}, got {}", op, name, shape, t.shape());
     check(t.dtype() == x.dtype() && t.device() == x.device(), "{}: expected {} of {} on {}, got {} on {}", op, name,
@@ -357,12 +358,12 @@ RecurrentResult recurrent(Recurrence kind, const Tensor& x, const RecurrentWeigh
   check(input.defined(), "{}: expected input weights, got an undefined tensor", op);
   check(input_bias.defined() == hidden_bias.defined(), "{}: expected both biases or none", op);
   check(!c0.defined() || kind == Recurrence::lstm, "{}: only lstm has a c0", op);
-  check_like(op, "input weights", x, input, {gates, x.size(2)});
-  check_like(op, "hidden weights", x, hidden, {gates, width});
-  check_like(op, "input_bias", x, input_bias, {gates});
-  check_like(op, "hidden_bias", x, hidden_bias, {gates});
-  check_like(op, "h0", x, h0, {x.size(1), width});
-  check_like(op, "c0", x, c0, {x.size(1), width});
+  check_operand_of(op, "input weights", x, input, {gates, x.size(2)});
+  check_operand_of(op, "hidden weights", x, hidden, {gates, width});
+  check_operand_of(op, "input_bias", x, input_bias, {gates});
+  check_operand_of(op, "hidden_bias", x, hidden_bias, {gates});
+  check_operand_of(op, "h0", x, h0, {x.size(1), width});
+  check_operand_of(op, "c0", x, c0, {x.size(1), width});
   const Tensor lengths = usable_lengths(op, options.lengths, x);
 
   Tensor is_part;  // (T, B, 1)

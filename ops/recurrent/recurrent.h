@@ -37,7 +37,7 @@ struct RecurrentOptions {
 
 struct RecurrentResult {
   Tensor y;  ///< (T, B, H): h after each step
-  Tensor h;  ///< (B, H): the last state
+  Tensor h;  ///< (B, H): the last state; may share memory with y
   Tensor c;  ///< (B, H) for lstm, else undefined
 };
 

@@ -42,7 +42,7 @@ Tensor unfold(const Tensor& x, const PerAxis& size, const UnfoldOptions& options
 /// The transpose of unfold: images (N, C, output_size) whose elements are the sums of the columns' elements.
 Tensor fold(const Tensor& columns, const PerAxis& output_size, const PerAxis& size, const UnfoldOptions& options = {});
 
-/// (…, C · factor², H, W) → (…, C, H · factor, W · factor), and back.
+/// (…, C · factor², H, W) → (…, C, H · factor, W · factor), and back; of any dtype.
 Tensor pixel_shuffle(const Tensor& x, std::int64_t factor);
 Tensor pixel_unshuffle(const Tensor& x, std::int64_t factor);
 

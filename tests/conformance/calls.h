@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "fixture.h"
+#include "image_calls.h"
 #include <mica/mica.h>
 
 namespace mica::conformance {
@@ -322,6 +323,19 @@ inline const std::map<std::string, Call>& calls() {
          return {bce_with_logits(x.at(0), x.at(1), options)};
        }},
       {"layer_norm", call_layer_norm},
+      {"batch_norm", call_batch_norm},
+      {"group_norm", call_group_norm},
+      {"instance_norm", call_instance_norm},
+      {"max_pool", call_max_pool},
+      {"avg_pool", call_avg_pool},
+      {"adaptive_avg_pool", call_adaptive_avg_pool},
+      {"adaptive_max_pool", call_adaptive_max_pool},
+      {"max_unpool", call_max_unpool},
+      {"interpolate", call_interpolate},
+      {"unfold", call_unfold},
+      {"pixel_shuffle", with([](const Tensor& x, const Json& a) { return pixel_shuffle(x, a["factor"]); })},
+      {"pixel_unshuffle", with([](const Tensor& x, const Json& a) { return pixel_unshuffle(x, a["factor"]); })},
+      {"grid_sample", call_grid_sample},
       {"rms_norm", call_rms_norm},
       {"embedding", plain([](const Tensor& weight, const Tensor& indices) { return embedding(weight, indices); })},
       {"dropout", with([](const Tensor& x, const Json& a) { return dropout(x, number(a["p"]), a["training"]); })},

@@ -297,7 +297,7 @@ TEST_F(Gguf, SaveErrors) {
     y.data<float>()[7] = bad;
     expect({{"y", y}}, "\"y\" has elements that are not finite, or too large", {.matrices = io::GgufType::q8_0});
     expect({{"y", y}}, "\"y\" has elements that are not finite, or too large", {.matrices = io::GgufType::q4_0});
-    const Tensor z = full({1, 256}, bad, float32);
+    const Tensor z = full({1, 256}, bad * 1e4F, float32);  // 6 bits and a scale of 8 bits reach further
     expect({{"z", z}}, "\"z\" has elements that are not finite, or too large", {.matrices = io::GgufType::q4_k});
     expect({{"z", z}}, "\"z\" has elements that are not finite, or too large", {.matrices = io::GgufType::q6_k});
   }

@@ -1,11 +1,13 @@
 #include <tests/support.h>
 
 #include <mica/autograd/grad.h>
+#include <mica/autograd/grad_mode.h>
 #include <mica/nn/activation.h>
 #include <mica/nn/containers.h>
 #include <mica/nn/features.h>
 #include <mica/nn/linear.h>
 #include <mica/nn/models/gpt.h>
+#include <mica/nn/models/resnet.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/reduce/sum.h>
 
@@ -33,7 +35,7 @@ struct SumAndDifference : nn::Module {
   }
 };
 
-struct Net : nn::Module {
+struct ScaledTwice : nn::Module {
   Scale first = child("first", Scale{2});
   Scale second = child("second", Scale{3});
   Tensor operator()(const Tensor& x) const {
@@ -42,7 +44,7 @@ struct Net : nn::Module {
 };
 
 TEST(ModuleHooks, ForwardHooksSeeAndReplaceValuesInOrder) {
-  Net net;
+  ScaledTwice net;
   const Tensor x = from_data<double>({1.0, -2.0});
   std::string order;
   auto pre = net.first.register_forward_pre_hook([&](const Tensors& inputs) {
@@ -75,16 +77,16 @@ TEST(ModuleHooks, ForwardHooksSeeAndReplaceValuesInOrder) {
 }
 
 TEST(ModuleHooks, HooksFollowAMovedModule) {
-  Net net;
+  ScaledTwice net;
   int calls = 0;
   net.first.register_forward_hook([&](const Tensors&, const Tensors&) { ++calls; });
-  const Net moved(std::move(net));
+  const ScaledTwice moved(std::move(net));
   moved(ones({1}, float64));
   EXPECT_EQ(calls, 1);
 }
 
 TEST(ModuleHooks, BackwardHooksSeeAndReplaceGradients) {
-  Net net;
+  ScaledTwice net;
   const Tensor x = from_data<double>({1.0, -2.0}).requires_grad_();
   int calls = 0;
   auto hook = net.second.register_backward_hook([&](const Tensors& grad_inputs, const Tensors& grad_outputs) {
@@ -127,7 +129,7 @@ TEST(ModuleHooks, BackwardHooksOfSeveralInputsAndOutputs) {
 }
 
 TEST(ModuleHooks, BackwardHookOfAModuleWhoseInputNeedsNoGradient) {
-  Net net;
+  ScaledTwice net;
   int calls = 0;
   net.first.register_backward_hook([&](const Tensors& grad_inputs, const Tensors& grad_outputs) {
     ++calls;
@@ -139,7 +141,7 @@ TEST(ModuleHooks, BackwardHookOfAModuleWhoseInputNeedsNoGradient) {
 }
 
 TEST(ModuleHooks, SecondDerivativesPassThroughHooks) {
-  Net net;
+  ScaledTwice net;
   net.first.register_backward_hook([](const Tensors&, const Tensors&) {});
   const Tensor x = from_data<double>({2.0}).requires_grad_();
   const Tensor y = net(x * x);
@@ -149,7 +151,7 @@ TEST(ModuleHooks, SecondDerivativesPassThroughHooks) {
 }
 
 TEST(ModuleHooks, WrongReplacementsAreErrors) {
-  Net net;
+  ScaledTwice net;
   const Tensor x = ones({2}, float64).requires_grad_();
   auto hook = net.first.register_forward_hook([](const Tensors&, const Tensors& y) { return Tensors{y[0], y[0]}; });
   expect_error([&] { net(x); }, "register_forward_hook: a hook of first (Scale) returned 2 tensors for 1 outputs");
@@ -191,6 +193,18 @@ TEST(Features, CapturesOutputsByName) {
   EXPECT_FALSE(gpt.ln_f.has_hooks());
   expect_error([&] { nn::Features(gpt, {"h.7"}); }, "Features: no module's name matches h.7");
   expect_error([&] { nn::Features(gpt, {}); }, "Features: expected at least one pattern");
+}
+
+TEST(Features, OfAConvolutionalNetwork) {
+  nn::ResNet net({.depth = 18, .classes = 3, .small_images = true});
+  net.eval();
+  nn::Features features(net, {"layer4.1", "layer2.0.downsample", "conv1", "layer1.?.bn2"});
+  const autograd::NoGrad no_grad;
+  net(randn({1, 3, 16, 16}));
+  EXPECT_EQ(features["conv1"].shape(), (Shape{1, 64, 16, 16}));
+  EXPECT_EQ(features["layer1.1.bn2"].shape(), (Shape{1, 64, 16, 16}));
+  EXPECT_EQ(features["layer2.0.downsample"].shape(), (Shape{1, 128, 8, 8}));
+  EXPECT_EQ(features["layer4.1"].shape(), (Shape{1, 512, 2, 2}));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <mica/core/creation.h>
+#include <mica/core/dispatch.h>
 #include <mica/nn/models/resnet.h>
 #include <mica/nn/models/vit.h>
 #include <mica/ops/elementwise/binary.h>
@@ -20,6 +21,7 @@
 namespace vision_models_test {
 
 using namespace mica;
+using namespace mica::testing_support;
 using nlohmann::json;
 
 // The same numbers as values() there.
@@ -48,12 +50,12 @@ StateDict weights_of(const json& tensors) {
       ++seed;
       continue;
     }
-    std::vector<float> v = values(shape.numel(), seed++);
+    std::vector<float> v = values(numel_of(shape), seed++);
     double scale = 0.25, shift = 0;
     if (ends_with(name, "running_var")) {
       scale = shift = 1;
     } else if (shape.size() >= 2 && shape[0] > 1) {
-      scale = std::sqrt(24.0 * static_cast<double>(shape[0]) / static_cast<double>(shape.numel()));
+      scale = std::sqrt(24.0 * static_cast<double>(shape[0]) / static_cast<double>(numel_of(shape)));
     } else if (ends_with(name, "weight")) {
       shift = 1;
     }
@@ -124,7 +126,7 @@ void expect_as_pytorch(const char* name, Model&& model, Rename rename) {
     for (const auto& gradient : c["gradients"].items()) {
       most = std::max(most, gradient.value()[0].template get<double>());
     }
-    const NamedTensors parameters = model.named_parameters();
+    const nn::NamedTensors parameters = model.named_parameters();
     ASSERT_EQ(parameters.size(), c["gradients"].size());
     StateDict by_name(parameters.begin(), parameters.end());
     for (const auto& [pytorch, gradient] : c["gradients"].items()) {

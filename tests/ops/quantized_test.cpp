@@ -61,7 +61,7 @@ struct Example {
 // Random scales or zeros of two levels, and their values.
 Doubles random_levels(const Format& f, std::int64_t groups, Device device, Tensor& first, Tensor& factor) {
   const Tensor levels = randint(0, 256, {groups, f.columns}, uint8);
-  const Tensor factors = randn({(f.rows + 255) / 256, f.columns}, f.dtype);
+  const Tensor factors = randn({(f.rows + 255) / 256, f.columns}, f.dtype) * 0.01;
   const Doubles by = to_vector<double>(factors);
   Doubles values = to_vector<double>(levels);
   for (std::int64_t i = 0; i < groups * f.columns; ++i) {

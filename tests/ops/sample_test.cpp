@@ -119,7 +119,7 @@ TEST(Sample, IdentityGridGivesTheImage) {
   for (const Device device : test_devices()) {
     for (const bool corners : {false, true}) {
       const Tensor x = randn({2, 3, 4, 5}, float64, device);
-      const Tensor identity = from_data({1., 0., 0., 0., 1., 0.}, {1, 2, 3}, device);
+      const Tensor identity = from_data<double>({1., 0., 0., 0., 1., 0.}, {1, 2, 3}, device);
       const Tensor grid = affine_grid(cat({identity, identity}), x.shape(), corners);
       expect_close(grid_sample(x, grid, {.align_corners = corners}), x, 1e-12, 1e-12);
     }

@@ -31,14 +31,15 @@ using rows::load;
 using rows::load_streaming;
 using rows::Pack;
 using rows::pack_of;
-using rows::store;
+using rows::store_whole;
 using rows::unpack;
 using rows::with_pack;
 
 constexpr int kThreads = 256;
 constexpr int kBlockWarps = kThreads / kWarp;
-constexpr int kSumBlocks = 528;   // for which the batch is divided: 4 for each multiprocessor of an H100
-constexpr int kWrittenTiles = 2;  // of a block of a kernel that writes
+constexpr int kSumBlocks = 528;     // for which the batch is divided: 4 for each multiprocessor of an H100
+constexpr int kWriteBlocks = 1056;  // at least, of a kernel that writes images, if they have as many tiles
+constexpr int kWrittenTiles = 8;    // of a block, at most, so that the channels' coefficients are read seldom
 
 /// Where a thread's units are.
 template <int V, bool kRowOfChannels>
@@ -357,7 +358,7 @@ __global__ void __launch_bounds__(kThreads, 3)
             values[j] = values[j] < S(0) ? S(0) : values[j];  // keeps NaN
           }
         }
-        store(y + units.offset(at, channel), pack_of<T>(values));
+        store_whole(y + units.offset(at, channel), pack_of<T>(values));
       }
     }
   });
@@ -444,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           S centered[V];
           packs[u].values(in, c, g, centered);
           if (dresidual != nullptr) {
-            store(dresidual + units.offset(at, channel), pack_of<T>(g));
+            store_whole(dresidual + units.offset(at, channel), pack_of<T>(g));
           }
 #pragma unroll
           for (int j = 0; j < V; ++j) {
@@ -509,7 +510,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           const int k = kRowOfChannels ? j : 0;
           g[j] = c.scale[k] * (g[j] - g_mean[k] - centered[j] * slope[k]);
         }
-        store(dx + units.offset(at, channel), pack_of<T>(g));
+        store_whole(dx + units.offset(at, channel), pack_of<T>(g));
       }
     }
   });
@@ -539,7 +540,8 @@ std::pair<Units<V, kRowOfChannels>, dim3> plan(const ChannelLayout& layout, bool
   }
   const std::int64_t in_tile = std::int64_t{kThreads} / units.lanes_x * U;
   const std::int64_t all = (units.count + in_tile - 1) / in_tile;
-  const std::int64_t wanted = sums ? kSumBlocks / tiles : (all + kWrittenTiles - 1) / kWrittenTiles;
+  const std::int64_t wanted =
+      sums ? kSumBlocks / tiles : std::max(kWriteBlocks / tiles, (all + kWrittenTiles - 1) / kWrittenTiles);
   units.parts = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, std::min<std::int64_t>(all, 65'535)));
   return {units, dim3(grid_of(tiles), units.parts)};
 }

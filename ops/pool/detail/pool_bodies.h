@@ -12,6 +12,9 @@ namespace mica::kernels {
 
 namespace pool_bodies {
 
+struct Forward {};
+struct Backward {};
+
 using images::Grid;
 using images::Place;
 using images::read;
@@ -129,13 +132,16 @@ struct Positions {
 
 struct Divisors {
   bool include_padding;
-  double divisor;
+  double fixed;  // 0: depends on the window
+
+  explicit Divisors(const AveragePool& a)
+      : include_padding(a.include_padding), fixed(a.divisor == 0 ? 0 : 1 / a.divisor) {}
 
   /// 1 / the divisor of output o.
   template <class S>
   MICA_HOST_DEVICE S factor(const PoolWindows& windows, int a, int b, int c) const {
-    if (divisor != 0) {
-      return static_cast<S>(1 / divisor);
+    if (fixed != 0) {
+      return static_cast<S>(fixed);
     }
     const auto count = [&](const PoolAxis& axis, int o) {
       const int limit = include_padding ? axis.in + axis.padding : axis.in;
@@ -212,8 +218,17 @@ void on_pool_types(DType dtype, DType taps, const F& f) {
 
 }  // namespace pool_bodies
 
+/// Computes the op in another way if the device has one for these images: pool_cpu.cpp overloads it.
+template <class On, class Args, class Direction>
+bool by_rows(On, const Args&, Direction) {
+  return false;
+}
+
 template <class On>
 void max_pool_forward(On device, const MaxPool& a) {
+  if (by_rows(device, a, pool_bodies::Forward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "max_pool"),
                      y = images::grid_of(a.y, a.channels_last, "max_pool");
   pool_bodies::on_pool_types(a.x.dtype(), a.taps.dtype(), [&]<class T, class Tap>() {
@@ -237,6 +252,9 @@ void take_taps(On device, const TapTransfer& a) {
 
 template <class On>
 void add_taps(On device, const TapTransfer& a) {
+  if (by_rows(device, a, pool_bodies::Backward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "max_pool"),
                      y = images::grid_of(a.y, a.channels_last, "max_pool");
   pool_bodies::on_pool_types(a.x.dtype(), a.taps.dtype(), [&]<class T, class Tap>() {
@@ -259,24 +277,30 @@ void tap_positions(On device, const TapPositions& a) {
 
 template <class On>
 void average_pool_forward(On device, const AveragePool& a) {
+  if (by_rows(device, a, pool_bodies::Forward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "avg_pool"),
                      y = images::grid_of(a.y, a.channels_last, "avg_pool");
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
     images::for_images(
         device, "average_pool_forward", y,
-        pool_bodies::AverageForward<T>{a.windows, x, y, {a.include_padding, a.divisor}, a.x.data<T>(), a.y.data<T>()},
+        pool_bodies::AverageForward<T>{a.windows, x, y, pool_bodies::Divisors(a), a.x.data<T>(), a.y.data<T>()},
         a.windows.taps(), images::are_aligned(a.x, a.y));
   });
 }
 
 template <class On>
 void average_pool_backward(On device, const AveragePool& a) {
+  if (by_rows(device, a, pool_bodies::Backward{})) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "avg_pool"),
                      y = images::grid_of(a.y, a.channels_last, "avg_pool");
   on_dtype(FloatTypes{}, a.x.dtype(), "avg_pool", [&]<class T>() {
     images::for_images(
         device, "average_pool_backward", x,
-        pool_bodies::AverageBackward<T>{a.windows, x, y, {a.include_padding, a.divisor}, a.x.data<T>(), a.y.data<T>()},
+        pool_bodies::AverageBackward<T>{a.windows, x, y, pool_bodies::Divisors(a), a.x.data<T>(), a.y.data<T>()},
         a.windows.taps(), images::are_aligned(a.x, a.y));
   });
 }
