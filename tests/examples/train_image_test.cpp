@@ -26,8 +26,9 @@ using testing_support::Outcome;
 class TrainImage : public testing::Test {
  protected:
   void SetUp() override {
-    if (!fs::exists(programs / "train_image")) {
-      GTEST_SKIP() << "there is no " << programs / "train_image";
+    if (!fs::exists(programs / "train_image") || !MICA_READS_IMAGES) {
+      GTEST_SKIP() << "there is no " << programs / "train_image"
+                   << ", or mica was built without libpng";
     }
   }
 

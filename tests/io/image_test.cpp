@@ -40,7 +40,16 @@ std::vector<std::byte> file_of(const std::string& name) {
 const std::vector<std::string> kPng{"rgb.png", "gray.png", "bits.png", "palette.png", "rgba.png", "gray_alpha.png"};
 const std::vector<std::string> kJpeg{"full.jpg", "half.jpg", "progressive.jpg", "gray.jpg", "cmyk.jpg"};
 
-TEST(Image, DecodesTheFilesOfPil) {
+class Image : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!MICA_READS_IMAGES) {
+      GTEST_SKIP() << "mica was built without libpng or libjpeg-turbo";
+    }
+  }
+};
+
+TEST_F(Image, DecodesTheFilesOfPil) {
   for (const std::vector<std::string>& names : {kPng, kJpeg}) {
     const double tolerance = names == kPng ? 0 : 1;
     for (const std::string& name : names) {
@@ -66,7 +75,7 @@ TEST(Image, DecodesTheFilesOfPil) {
   }
 }
 
-TEST(Image, DecodesOnlyARegionWithTheSamePixels) {
+TEST_F(Image, DecodesOnlyARegionWithTheSamePixels) {
   for (const std::string name : {"rgb.png", "full.jpg", "half.jpg", "progressive.jpg", "gray.jpg", "cmyk.jpg"}) {
     const io::Image image = io::Image::read(fixture(name));
     const Tensor whole = image.pixels();
@@ -84,7 +93,7 @@ TEST(Image, DecodesOnlyARegionWithTheSamePixels) {
   }
 }
 
-TEST(Image, ResizesAsPil) {
+TEST_F(Image, ResizesAsPil) {
   const io::Image image = io::Image::read(fixture("rgb.png")), of_pixels(image.pixels());
   struct Case {
     std::string name;
@@ -109,7 +118,7 @@ TEST(Image, ResizesAsPil) {
   }
 }
 
-TEST(Image, DecodesAReducedJpegIfLittleIsNeeded) {
+TEST_F(Image, DecodesAReducedJpegIfLittleIsNeeded) {
   for (const std::string name : {"full.jpg", "half.jpg", "progressive.jpg", "gray.jpg", "cmyk.jpg"}) {
     const io::Image image = io::Image::read(fixture(name)), exact(image.pixels());
     for (const io::Region& region : {io::Region{0, 0, 36, 52}, {5, 7, 25, 41}}) {
@@ -126,7 +135,7 @@ TEST(Image, DecodesAReducedJpegIfLittleIsNeeded) {
   }
 }
 
-TEST(Image, WritesPng) {
+TEST_F(Image, WritesPng) {
   const TemporaryFolder folder;
   const std::filesystem::path path = folder.path() / "x.png";
   for (const std::int64_t channels : {1, 2, 3, 4}) {
@@ -144,7 +153,7 @@ TEST(Image, WritesPng) {
   expect_error([&] { io::write_png(folder.path() / "no" / "x.png", zeros({2, 2})); }, "x.png");
 }
 
-TEST(Image, RefusesDamagedFiles) {
+TEST_F(Image, RefusesDamagedFiles) {
   for (const std::string name : {"rgb.png", "half.jpg", "progressive.jpg"}) {
     const std::vector<std::byte> file = file_of(name);
     for (std::size_t length = 0; length < file.size(); length += 1 + length / 16) {
@@ -168,7 +177,7 @@ TEST(Image, RefusesDamagedFiles) {
   expect_error([] { (void)io::read_image("/nonexistent.png"); }, "/nonexistent.png");
 }
 
-TEST(Image, RefusesBombs) {
+TEST_F(Image, RefusesBombs) {
   // Headers that promise more pixels than the limit, or more than the bytes can hold.
   std::vector<std::byte> png = file_of("rgb.png"), jpeg = file_of("half.jpg");
   expect_error([&] { (void)io::decode_image(png, {.max_pixels = 36 * 52 - 1}); },
@@ -186,7 +195,7 @@ TEST(Image, RefusesBombs) {
   expect_error([&] { (void)io::decode_image(jpeg); }, "bytes are too few for 8228 × 8244 pixels");
 }
 
-TEST(Image, RefusesBadArguments) {
+TEST_F(Image, RefusesBadArguments) {
   const io::Image image(zeros({3, 4, 5}, uint8));
   for (const io::Region& region : {io::Region{0, 0, 5, 5},
                                    {1, 0, 4, 5},

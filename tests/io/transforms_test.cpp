@@ -50,7 +50,18 @@ Tensor apply(const io::ImageTransform& transform, const io::Image& image, std::i
   return transform(image, random).pixels();
 }
 
-TEST(Transforms, ChangeSizesAsTorchvision) {
+class Transforms : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!MICA_READS_IMAGES) {
+      GTEST_SKIP() << "mica was built without libpng or libjpeg-turbo";
+    }
+  }
+};
+
+using ImageDataset = Transforms;
+
+TEST_F(Transforms, ChangeSizesAsTorchvision) {
   expect_close(apply(io::Resize{17, 30}, photo()), torchvision("resize.17x30"), 0, 1);
   expect_close(apply(io::Resize{15}, photo()), torchvision("shorter.15"), 0, 1);
   expect_close(apply(io::CenterCrop{21, 30}, photo()), torchvision("center.21x30"), 0, 0);
@@ -61,7 +72,7 @@ TEST(Transforms, ChangeSizesAsTorchvision) {
   expect_error([] { (void)apply(io::Resize{0}, photo()); }, "Resize: expected a size of at least 1, got 0");
 }
 
-TEST(Transforms, ChangeColorsAsTorchvision) {
+TEST_F(Transforms, ChangeColorsAsTorchvision) {
   const Tensor x = real_photo();
   const double tolerance = 6e-4;  // of float16, in which the results are stored
   expect_close(io::adjust_brightness(x, 1.3), torchvision("brightness.1.3"), 0, tolerance);
@@ -93,7 +104,7 @@ TEST(Transforms, ChangeColorsAsTorchvision) {
   expect_error([&] { (void)apply(io::Normalize{{0}, {0}}, io::Image(x)); }, "positive deviations, got 0");
 }
 
-TEST(Transforms, AreFunctionsOfSeedEpochAndIndex) {
+TEST_F(Transforms, AreFunctionsOfSeedEpochAndIndex) {
   const std::vector<io::ImageTransform> all{
       io::RandomCrop{30, 40},    io::RandomCrop{36, 52, 4}, io::RandomResizedCrop{16, 24},       io::RandomFlip{},
       io::RandomFlip{0.5, true}, io::RandomRotation{20},    io::ColorJitter{0.4, 0.4, 0.4, 0.1}, io::RandomErasing{}};
@@ -108,7 +119,7 @@ TEST(Transforms, AreFunctionsOfSeedEpochAndIndex) {
   }
 }
 
-TEST(Transforms, MoveAndFillPixels) {
+TEST_F(Transforms, MoveAndFillPixels) {
   const io::Image x(from_data({1.f, 2.f, 3.f, 4.f, 5.f, 6.f}, {1, 2, 3}));
   expect_close(apply(io::RandomFlip{1}, x), {3, 2, 1, 6, 5, 4}, 0, 0);
   expect_close(apply(io::RandomFlip{1, true}, x), {4, 5, 6, 1, 2, 3}, 0, 0);
@@ -134,7 +145,7 @@ TEST(Transforms, MoveAndFillPixels) {
   }
 }
 
-TEST(Transforms, ResizedCropsHaveTheirAreaAndRatio) {
+TEST_F(Transforms, ResizedCropsHaveTheirAreaAndRatio) {
   // The image has its coordinates as values, so that a crop's corners show where it is.
   const std::int64_t height = 60, width = 90;
   const Tensor rows = reshape(arange(height, float32), {1, height, 1}),
@@ -174,7 +185,7 @@ io::LabeledImages digits(std::int64_t count) {
   return io::labeled_images(images, labels);
 }
 
-TEST(ImageDataset, DoesNotDependOnWorkers) {
+TEST_F(ImageDataset, DoesNotDependOnWorkers) {
   const io::ImageTransform augment = io::in_order({io::RandomCrop{3, 4}, io::RandomFlip{}, io::Normalize{{0.5}, {2}}});
   const io::LabeledImages images = digits(11);
   for (const double mixed : {0.0, 0.4}) {
@@ -197,7 +208,7 @@ TEST(ImageDataset, DoesNotDependOnWorkers) {
   }
 }
 
-TEST(ImageDataset, MixesPairs) {
+TEST_F(ImageDataset, MixesPairs) {
   const io::LabeledImages images = digits(6);
   const io::ImageDataset plain(images);
   for (const bool cuts : {false, true}) {
@@ -231,7 +242,7 @@ TEST(ImageDataset, MixesPairs) {
   expect_error([&] { io::ImageDataset(bytes, {.mix_up = -1}); }, "at least 0 for mixing, got -1 and 0");
 }
 
-TEST(ImageDataset, ReadsFoldersOfImages) {
+TEST_F(ImageDataset, ReadsFoldersOfImages) {
   const TemporaryFolder folder;
   const auto add = [&](const fs::path& name, double value, std::int64_t width = 3) {
     fs::create_directories((folder.path() / name).parent_path());
@@ -265,7 +276,7 @@ TEST(ImageDataset, ReadsFoldersOfImages) {
   expect_error([&] { (void)io::image_folder(folder.path()); }, "expected PNG or JPEG files in");
 }
 
-TEST(ImageDataset, ReadsTensors) {
+TEST_F(ImageDataset, ReadsTensors) {
   const Tensor images = randint(0, 256, {4, 3, 5}, uint8);
   const io::LabeledImages all = io::labeled_images(images, from_data<std::uint8_t>({0, 2, 1, 2}), {"a", "b", "c"});
   EXPECT_EQ(all.labels, (std::vector<std::int64_t>{0, 2, 1, 2}));
