@@ -22,7 +22,7 @@ namespace vision_models_test {
 
 using namespace mica;
 using namespace mica::testing_support;
-using nlohmann::json;
+using json = nlohmann::ordered_json;  // weights depend on the order of tensors
 
 // The same numbers as values() there.
 std::vector<float> values(std::int64_t count, std::uint32_t seed) {
