@@ -202,6 +202,22 @@ template <class T, class P>
   }
 }
 
+// to = from + start, in as few moves as possible, as above.
+template <class S, class T>
+void write_run(const S* from, S start, std::int64_t length, T* to) {
+  constexpr std::int64_t kStep = 16;
+  if (length < kStep) {
+    std::transform(from, from + length, to, [start](S sum) { return static_cast<T>(sum + start); });
+    return;
+  }
+  for (std::int64_t i = 0; i < length; i += kStep) {
+    const std::int64_t at = std::min(i, length - kStep);
+    for (std::int64_t lane = 0; lane < kStep; ++lane) {
+      to[at + lane] = static_cast<T>(from[at + lane] + start);
+    }
+  }
+}
+
 // A tensor (N, groups · channels, three spatial axes), contiguous.
 template <class T>
 struct Images {
@@ -362,10 +378,105 @@ Filters<P> backward_filters(const Sizes& s, const Grid& grid, const T* weight) {
   return filters;
 }
 
+// A flat grid of images needs no columns if rows of the source are copied with zeros between them: what a tap meets at
+// consecutive places, and at the zeros after each row, is then consecutive in memory, at a distance that depends on the
+// tap. Products are summed at the zeros, too, but nothing is gathered for each tap. Worth it for few channels.
+struct Band {
+  std::int64_t rows = 0;                      // of places at a time; 0: not worth it
+  std::int64_t pitch = 0;                     // from a row to the next
+  std::int64_t before = 0;                    // zeros before the first row
+  std::int64_t first_row = 0, more_rows = 0;  // of the source, from a place's row; and beside as many rows as places
+
+  std::int64_t columns(std::int64_t width, std::int64_t tile) const {
+    return ceil_div((rows - 1) * pitch + width, tile) * tile;
+  }
+};
+
+Band band_of(const Grid& grid, const std::vector<TapOfGrid>& taps, const Lengths& source, std::int64_t in_channels,
+             std::int64_t out_channels, std::int64_t tile) {
+  constexpr std::int64_t kGathering = 20;  // the cost of gathering a tile's row, in channels of the result
+  if (taps.empty() || !is_flat(grid, source) || source[0] != 1 || grid.axes[0].count != 1 ||
+      std::any_of(taps.begin(), taps.end(), [](const TapOfGrid& tap) { return tap.z != 0; })) {
+    return {};
+  }
+  const auto [least_x, most_x] =
+      std::minmax_element(taps.begin(), taps.end(), [](const auto& a, const auto& b) { return a.x < b.x; });
+  const auto [least_y, most_y] =
+      std::minmax_element(taps.begin(), taps.end(), [](const auto& a, const auto& b) { return a.y < b.y; });
+  Band band{
+      .before = std::max<std::int64_t>(-least_x->x, 0), .first_row = least_y->y, .more_rows = most_y->y - least_y->y};
+  band.pitch = source[2] + std::max(band.before, most_x->x);
+  const std::int64_t fit = std::min(kBlockElements / (in_channels * band.pitch) - band.more_rows,
+                                    kBlockElements / (out_channels * band.pitch));
+  const std::int64_t all = grid.axes[1].count;
+  band.rows = ceil_div(all, ceil_div(all, std::clamp<std::int64_t>(fit, 1, all)));
+  const bool worth =
+      band.columns(source[2], tile) * out_channels <= band.rows * source[2] * (out_channels + kGathering);
+  return worth ? band : Band{};
+}
+
+// c = a · b or, with `add`, c += a · b, for a tile c of R rows and two packets; row k of b starts at b + offsets[k].
+template <class S, int R>
+EIGEN_DONT_INLINE void multiply_shifted(std::int64_t depth, const S* a, std::int64_t a_row, const std::int64_t* offsets,
+                                        const S* b, bool add, S* c, std::int64_t leading) {
+  using Packet = typename gemm::Tile<S>::Packet;
+  constexpr int kWidth = gemm::Tile<S>::kWidth;
+  Packet sums[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    sums[r][0] = sums[r][1] = gemm::packets::pset1<Packet>(S{0});
+  }
+  for (std::int64_t k = 0; k < depth; ++k) {
+    const S* const from = b + offsets[k];
+    const Packet line[2] = {gemm::packets::ploadu<Packet>(from), gemm::packets::ploadu<Packet>(from + kWidth)};
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Packet x = gemm::packets::pset1<Packet>(a[r * a_row]);
+      sums[r][0] = gemm::packets::pmadd(x, line[0], sums[r][0]);
+      sums[r][1] = gemm::packets::pmadd(x, line[1], sums[r][1]);
+    }
+    ++a;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < 2; ++v) {
+      S* const at = c + r * leading + v * kWidth;
+      const Packet sum = add ? gemm::packets::padd(gemm::packets::ploadu<Packet>(at), sums[r][v]) : sums[r][v];
+      gemm::packets::pstoreu(at, sum);
+    }
+  }
+}
+
+// sums (rows, columns) row-major = filters · source, whose row k starts at source + offsets[k].
+template <class S>
+void multiply_band(std::int64_t rows, std::int64_t columns, const std::vector<std::int64_t>& offsets,
+                   gemm::Matrix<S> filters, const S* source, S* sums) {
+  constexpr int kRows = gemm::Tile<S>::kRows, kColumns = gemm::Tile<S>::kColumns;
+  static constexpr auto functions = []<int... R>(std::integer_sequence<int, R...>) {
+    return std::array{multiply_shifted<S, R + 1>...};
+  }
+  (std::make_integer_sequence<int, kRows>());
+  const auto depth = static_cast<std::int64_t>(offsets.size());
+  const std::int64_t bytes = kRows * depth * static_cast<std::int64_t>(sizeof(S));
+  const std::int64_t block = std::max<std::int64_t>(gemm::kBlockBytes / bytes, 1) * kRows;
+  for (std::int64_t first = 0; first < rows; first += block) {
+    for (std::int64_t column = 0; column < columns; column += kColumns) {
+      for (std::int64_t row = first; row < std::min(first + block, rows); row += kRows) {
+        const auto count = static_cast<std::size_t>(std::min<std::int64_t>(kRows, rows - row));
+        for (std::int64_t k = 0; k < depth; k += gemm::kSum) {
+          functions[count - 1](std::min(gemm::kSum, depth - k), filters.data + row * filters.row + k, filters.row,
+                               offsets.data() + k, source + column, k > 0, sums + row * columns + column, columns);
+        }
+      }
+    }
+  }
+}
+
 // A thread's scratch memory.
 template <class P>
 struct Scratch {
   using S = Accumulate<P>;
+  std::vector<std::int64_t> offsets;
   std::vector<Run> runs, rows;  // of places to read and to write
   gemm::Buffer<P> columns, packed;
   gemm::Buffer<S> sums;
@@ -416,7 +527,9 @@ void convolve_images(const Convolution& args, const Sizes& s, bool forward) {
     std::int64_t group, depth, block, blocks;
     std::vector<TapOfGrid> taps;
     Filters<P> filters;
+    Band band;
   };
+  constexpr std::int64_t kTile = gemm::Tile<std::conditional_t<kOnTiles<P>, P, float>>::kColumns;
   const std::vector<Grid> grids = forward ? std::vector<Grid>{s.forward_grid()} : s.backward_grids();
   std::vector<Part> parts;
   std::int64_t tasks = 0, work = 0;
@@ -426,18 +539,32 @@ void convolve_images(const Convolution& args, const Sizes& s, bool forward) {
       const std::int64_t depth = in_channels * grid.taps(), columns = s.images * grid.places();
       const std::int64_t fit = kBlockElements / std::max<std::int64_t>(depth, 1) / 32 * 32;
       const std::int64_t block = std::clamp<std::int64_t>(fit, 32, kMostPlaces);
-      parts.push_back({&grid, group, depth, block, ceil_div(columns, block), grid.all_taps(s.filter),
-                       forward ? forward_filters<P>(s, of_group) : backward_filters<P>(s, grid, of_group)});
-      tasks += parts.back().blocks;
+      parts.push_back({&grid,
+                       group,
+                       depth,
+                       block,
+                       ceil_div(columns, block),
+                       grid.all_taps(s.filter),
+                       forward ? forward_filters<P>(s, of_group) : backward_filters<P>(s, grid, of_group),
+                       {}});
+      Part& part = parts.back();
+      if constexpr (kOnTiles<P>) {
+        part.band = band_of(grid, part.taps, source.size, in_channels, out_channels, kTile);
+        if (part.band.rows > 0) {
+          part.blocks = s.images * ceil_div(grid.axes[1].count, part.band.rows);
+        }
+      }
+      tasks += part.blocks;
       work += columns * std::max<std::int64_t>(depth, 1) * out_channels;
     }
   }
 
-  const auto run = [&](const Part& part, std::int64_t index, Scratch<P>& scratch) {
+  // Both set scratch.rows to the places that a block computes, and scratch.sums to their sums. They return the elements
+  // from the sums of a channel to those of the next.
+  const auto by_columns = [&](const Part& part, std::int64_t index, Scratch<P>& scratch) {
     const Grid& grid = *part.grid;
     const std::int64_t begin = index * part.block, end = std::min(begin + part.block, s.images * grid.places());
-    const std::int64_t count = end - begin;
-    const std::int64_t tile = kOnTiles<P> ? gemm::Tile<std::conditional_t<kOnTiles<P>, P, float>>::kColumns : count;
+    const std::int64_t count = end - begin, tile = kOnTiles<P> ? kTile : count;
     const std::int64_t columns = ceil_div(count, tile) * tile;
     S* const sums = gemm::grown(scratch.sums, out_channels * columns);
     const bool flat = is_flat(grid, source.size);
@@ -453,6 +580,51 @@ void convolve_images(const Convolution& args, const Sizes& s, bool forward) {
       gather(grid, part.taps, source, part.group * in_channels, 0, part.depth, flat, scratch.runs, tile, gathered);
       multiply<P>(out_channels, columns, part.depth, part.filters.matrix, gathered, false, sums);
     }
+    return columns;
+  };
+  const auto by_band = [&](const Part& part, std::int64_t index, Scratch<P>& scratch) {
+    const Grid& grid = *part.grid;
+    const std::int64_t height = source.size[1], width = source.size[2], pitch = part.band.pitch;
+    const std::int64_t bands = ceil_div(grid.axes[1].count, part.band.rows);
+    const std::int64_t image = index / bands, first = index % bands * part.band.rows;
+    Band band = part.band;
+    band.rows = std::min(band.rows, grid.axes[1].count - first);
+    const std::int64_t columns = band.columns(width, kTile), lines = band.rows + band.more_rows;
+    P* const padded = gemm::grown(scratch.columns, band.before + in_channels * lines * pitch + pitch + columns);
+    std::fill_n(padded, band.before, P{});
+    P* to = padded + band.before;
+    for (std::int64_t c = 0; c < in_channels; ++c) {
+      const T* const channel = source.at(image, part.group * in_channels + c);
+      for (std::int64_t line = 0; line < lines; ++line, to += pitch) {
+        const std::int64_t y = first + band.first_row + line;
+        const bool inside = y >= 0 && y < height;
+        if (inside) {
+          copy_run(channel + y * width, width, to);
+        }
+        std::fill(to + (inside ? width : 0), to + pitch, P{});
+      }
+    }
+    std::fill(to, padded + band.before + in_channels * lines * pitch + pitch + columns, P{});
+    scratch.offsets.clear();
+    for (std::int64_t c = 0; c < in_channels; ++c) {
+      for (const TapOfGrid& tap : part.taps) {
+        scratch.offsets.push_back(band.before + (c * lines + tap.y - band.first_row) * pitch + tap.x);
+      }
+    }
+    scratch.rows.clear();
+    for (std::int64_t row = 0; row < band.rows; ++row) {
+      scratch.rows.push_back({image, 0, first + row, 0, width, row * pitch, 0});
+    }
+    S* const sums = gemm::grown(scratch.sums, out_channels * columns);
+    if constexpr (kOnTiles<P>) {
+      multiply_band<P>(out_channels, columns, scratch.offsets, part.filters.matrix, padded, sums);
+    }
+    return columns;
+  };
+  const auto run = [&](const Part& part, std::int64_t index, Scratch<P>& scratch) {
+    const Grid& grid = *part.grid;
+    const std::int64_t columns = part.band.rows > 0 ? by_band(part, index, scratch) : by_columns(part, index, scratch);
+    const S* const sums = scratch.sums.data();
     for (std::int64_t channel = 0; channel < out_channels; ++channel) {
       const std::int64_t at = part.group * out_channels + channel;
       const S start = bias == nullptr ? S{0} : static_cast<S>(bias[at]);
@@ -464,7 +636,7 @@ void convolve_images(const Convolution& args, const Sizes& s, bool forward) {
         T* const to =
             out.at(places.image, at) + (z * out.size[1] + y) * out.size[2] + grid.axes[2].first + places.x * step;
         if (step == 1) {
-          std::transform(from, from + places.length, to, [start](S sum) { return static_cast<T>(sum + start); });
+          write_run(from, start, places.length, to);
         } else {
           for (std::int64_t i = 0; i < places.length; ++i) {
             to[i * step] = static_cast<T>(from[i] + start);
