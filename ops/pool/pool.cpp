@@ -162,7 +162,9 @@ Pooling adaptive_pooling(const char* op, const Tensor& x, int axes, const PerAxi
   for (int i = 0; i < axes; ++i) {
     const std::int64_t length = x.shape()[x.dim() - axes + i];
     const std::int64_t out = sizes[i] == -1 ? length : sizes[i];
-    check(length <= INT32_MAX && out > 0, "{}: expected sizes of at least 1, or -1, got {}", op, Dims(size));
+    check(out > 0, "{}: expected sizes of at least 1, or -1, got {}", op, Dims(size));
+    check(length < INT32_MAX / (out + 1), "{}: expected lengths whose product fits in 31 bits, got {} and {}", op,
+          length, out);
     kernels::PoolAxis& axis = pooling.windows.axes[3 - axes + i];
     axis = {.in = static_cast<int>(length), .out = static_cast<int>(out), .adaptive = true};
     for (int o = 0; o < axis.out; ++o) {

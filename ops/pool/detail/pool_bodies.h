@@ -130,6 +130,17 @@ struct Positions {
   }
 };
 
+template <class S>
+MICA_HOST_DEVICE S reciprocal(S n) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(S) == 4) {  // a division would call a function, which spills registers
+    const float r = __fdividef(1.0f, n);
+    return fmaf(fmaf(-n, r, 1.0f), r, r);
+  }
+#endif
+  return S(1) / n;
+}
+
 struct Divisors {
   bool include_padding;
   double fixed;  // 0: depends on the window
@@ -149,7 +160,7 @@ struct Divisors {
       const int from = axis.first(o);
       return static_cast<S>(to - (include_padding || from >= 0 ? from : 0));
     };
-    return S(1) / (count(windows.axes[0], a) * count(windows.axes[1], b) * count(windows.axes[2], c));
+    return reciprocal(count(windows.axes[0], a) * count(windows.axes[1], b) * count(windows.axes[2], c));
   }
 };
 

@@ -18,15 +18,12 @@ struct PoolAxis {
   int stride = 1;
   int padding = 0;
   int dilation = 1;
-  bool adaptive = false;  // window o is [⌊o · in / out⌋, ⌈(o + 1) · in / out⌉)
+  bool adaptive = false;  // window o is [⌊o · in / out⌋, ⌈(o + 1) · in / out⌉); in · out fits in 31 bits
 
-  MICA_HOST_DEVICE int first(int o) const {
-    return adaptive ? static_cast<int>(std::int64_t{o} * in / out) : o * stride - padding;
-  }
+  MICA_HOST_DEVICE int first(int o) const { return adaptive ? o * in / out : o * stride - padding; }
   /// The position behind the last tap, which may be outside of the input.
   MICA_HOST_DEVICE int end(int o) const {
-    return adaptive ? static_cast<int>((std::int64_t{o + 1} * in + out - 1) / out)
-                    : o * stride - padding + (size - 1) * dilation + 1;
+    return adaptive ? ((o + 1) * in + out - 1) / out : o * stride - padding + (size - 1) * dilation + 1;
   }
   MICA_HOST_DEVICE int first_tap(int o) const {
     const int from = first(o);
@@ -39,14 +36,13 @@ struct PoolAxis {
   /// The outputs whose windows can contain input i: [first_output(i), end_output(i)).
   MICA_HOST_DEVICE int first_output(int i) const {
     if (adaptive) {
-      return static_cast<int>(std::int64_t{i} * out / in);
+      return i * out / in;
     }
     const int from = i + padding - (size - 1) * dilation;
     return from <= 0 ? 0 : quotient_of(from + stride - 1, stride);
   }
   MICA_HOST_DEVICE int end_output(int i) const {
-    const int to =
-        adaptive ? static_cast<int>((std::int64_t{i + 1} * out + in - 1) / in) : quotient_of(i + padding, stride) + 1;
+    const int to = adaptive ? ((i + 1) * out + in - 1) / in : quotient_of(i + padding, stride) + 1;
     return to < out ? to : out;
   }
   /// The tap of output o at input i; −1 if there is none.
