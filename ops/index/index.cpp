@@ -2,6 +2,8 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/embedding/detail/embedding_kernels.h>
 #include <mica/ops/index/detail/gather_for.h>
 #include <mica/ops/index/detail/index_kernels.h>
@@ -83,14 +85,6 @@ Tensors TakeRows::backward(autograd::Context& ctx, const Tensor& dy) const {
   return {autograd::apply(AddRows{*this}, Tensor{}, dy, ctx.saved<1>()[0]), {}};
 }
 
-// Throws unless index has an integer dtype and x's device. Returns it as row-major int64.
-Tensor checked_index(const char* op, const Tensor& x, const Tensor& index) {
-  check(index.dtype() == int64 || index.dtype() == int32, "{}: expected an index of int64 or int32, got {}", op,
-        index.dtype());
-  check(index.device() == x.device(), "{}: expected an index on {}, got {}", op, x.device(), index.device());
-  return contiguous_data(index.to(int64));
-}
-
 void check_source(const char* op, const Tensor& x, const Tensor& src) {
   check(src.dtype() == x.dtype(), "{}: expected src of {}, got {}", op, x.dtype(), src.dtype());
   check(src.device() == x.device(), "{}: expected src on {}, got {}", op, x.device(), src.device());
@@ -104,23 +98,6 @@ std::int64_t product(const Shape& shape, int begin, int end) {
     result *= shape[i];
   }
   return result;
-}
-
-// The positions in the flattened tensor of shape `shape` to which the entries of an index refer, one per element.
-Tensor rows_of_elements(const char* op, const Shape& shape, int axis, const Tensor& index) {
-  const Tensor rows = empty({index.numel()}, int64, index.device());
-  const kernels::IndexRows args{.index = index,
-                                .outer = product(shape, 0, axis),
-                                .size = shape[axis],
-                                .length = index.shape()[axis],
-                                .inner = product(shape, axis + 1, shape.size()),
-                                .shared = false,
-                                .rows = rows,
-                                .op = op};
-  if (index.numel() > 0) {
-    on_device(index.device(), [&](auto device) { kernels::index_rows(device, args); });
-  }
-  return rows;
 }
 
 // For an index of one axis: the rows that its entries refer to, where a row is a slice over the axes after `axis`.
@@ -143,10 +120,36 @@ Tensor rows_of_slices(const char* op, const Shape& shape, int axis, const Tensor
 
 Tensor checked_slices(const char* op, const Tensor& x, const Tensor& index) {
   check(index.dim() == 1, "{}: expected an index of one axis, got shape {}", op, index.shape());
-  return checked_index(op, x, index);
+  return detail::checked_index(op, x, index);
 }
 
-// x, cut to the lengths in `shape` along all axes except `but`; -1: along all axes.
+}  // namespace
+
+namespace detail {
+
+Tensor checked_index(const char* op, const Tensor& x, const Tensor& index) {
+  check(index.dtype() == int64 || index.dtype() == int32, "{}: expected an index of int64 or int32, got {}", op,
+        index.dtype());
+  check(index.device() == x.device(), "{}: expected an index on {}, got {}", op, x.device(), index.device());
+  return contiguous_data(index.to(int64));
+}
+
+Tensor rows_of_elements(const char* op, const Shape& shape, int axis, const Tensor& index) {
+  const Tensor rows = empty({index.numel()}, int64, index.device());
+  const kernels::IndexRows args{.index = index,
+                                .outer = product(shape, 0, axis),
+                                .size = shape[axis],
+                                .length = index.shape()[axis],
+                                .inner = product(shape, axis + 1, shape.size()),
+                                .shared = false,
+                                .rows = rows,
+                                .op = op};
+  if (index.numel() > 0) {
+    on_device(index.device(), [&](auto device) { kernels::index_rows(device, args); });
+  }
+  return rows;
+}
+
 Tensor cut_to(const Tensor& x, const Shape& shape, int but) {
   Tensor result = x;
   for (int i = 0; i < x.dim(); ++i) {
@@ -157,9 +160,18 @@ Tensor cut_to(const Tensor& x, const Shape& shape, int but) {
   return result;
 }
 
-}  // namespace
-
-namespace detail {
+void check_scattered(const char* op, const Tensor& x, int axis, const Tensor& index, const Tensor& src) {
+  check(src.dtype() == x.dtype(), "{}: expected src of {}, got {}", op, x.dtype(), src.dtype());
+  check(src.device() == x.device(), "{}: expected src on {}, got {}", op, x.device(), src.device());
+  const Shape& shape = index.shape();
+  check(shape.size() == x.dim() && src.dim() == x.dim(),
+        "{}: expected an index and src of {} axes, got shapes {} and {}", op, x.dim(), shape, src.shape());
+  for (int i = 0; i < x.dim(); ++i) {
+    check(shape[i] <= src.shape()[i] && (i == axis || shape[i] <= x.shape()[i]),
+          "{}: expected an index no longer than src and x, got shapes {}, {} and {}", op, shape, src.shape(),
+          x.shape());
+  }
+}
 
 Tensor gather_for(const char* op, const Tensor& x, std::int64_t axis, const Tensor& index) {
   const int at = normalize_axis(axis, x.dim(), op);
@@ -183,25 +195,19 @@ Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
 
 Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& src) {
   const int at = normalize_axis(axis, x.dim(), "scatter_add");
-  const Tensor positions = checked_index("scatter_add", x, index);
+  const Tensor positions = detail::checked_index("scatter_add", x, index);
   check_source("scatter_add", x, src);
+  detail::check_scattered("scatter_add", x, at, positions, src);
   const Shape& shape = index.shape();
-  check(shape.size() == x.dim() && src.dim() == x.dim(),
-        "scatter_add: expected an index and src of {} axes, got shapes {} and {}", x.dim(), shape, src.shape());
-  for (int i = 0; i < x.dim(); ++i) {
-    check(shape[i] <= src.shape()[i] && (i == at || shape[i] <= x.shape()[i]),
-          "scatter_add: expected an index no longer than src and x, got shapes {}, {} and {}", shape, src.shape(),
-          x.shape());
-  }
   for (int i = 0; i < x.dim(); ++i) {
     if (i != at && shape[i] < x.shape()[i]) {  // the part of x that the index does not cover stays as it is
       const Tensor front = slice(x, i, 0, shape[i]);
       return cat({scatter_add(front, at, positions, src), slice(x, i, shape[i], x.shape()[i])}, i);
     }
   }
-  const Tensor rows = rows_of_elements("scatter_add", x.shape(), at, positions);
+  const Tensor rows = detail::rows_of_elements("scatter_add", x.shape(), at, positions);
   return autograd::apply(AddRows{{.op = "scatter_add", .table = x.shape(), .taken = shape, .width = 1}}, x,
-                         cut_to(src, shape, -1), rows);
+                         detail::cut_to(src, shape, -1), rows);
 }
 
 Tensor index_select(const Tensor& x, std::int64_t axis, const Tensor& index) {
@@ -227,18 +233,38 @@ Tensor index_add(const Tensor& x, std::int64_t axis, const Tensor& index, const 
                          rows);
 }
 
+namespace {
+
+// The positions of the true elements of a row-major bool tensor. On CUDA, waits for the device.
+Tensor true_positions(const char* op, const Tensor& mask) {
+  if (mask.device().is_cuda()) {
+    check_not_capturing(op);
+  }
+  return mask.numel() == 0 ? empty({0}, int64, mask.device())
+                           : on_device(mask.device(), [&](auto device) { return kernels::positions_of(device, mask); });
+}
+
+}  // namespace
+
+Tensor nonzero(const Tensor& x) {
+  const Tensor positions = true_positions("nonzero", contiguous_data(ne(x, 0)));
+  const Tensor indices = empty({positions.numel(), x.dim()}, int64, x.device());
+  Tensor rest = positions;
+  for (int axis = x.dim() - 1; axis >= 0; --axis) {
+    const auto size = static_cast<double>(x.shape()[axis]);
+    copy_into(select(indices, 1, axis), axis == 0 ? rest : fmod(rest, size));
+    rest = floor_divide(rest, size);
+  }
+  return indices;
+}
+
 Tensor masked_select(const Tensor& x, const Tensor& mask) {
   check(mask.dtype() == boolean, "masked_select: expected a mask of bool, got {}", mask.dtype());
   check(mask.device() == x.device(), "masked_select: expected a mask on {}, got {}", x.device(), mask.device());
-  if (x.device().is_cuda()) {
-    check_not_capturing("masked_select");
-  }
   const Shape shape = broadcast_shapes(x.shape(), mask.shape(), "masked_select");
   const Tensor all = expand(x, shape);
   const Tensor on = contiguous_data(broadcast_view(mask.detach(), shape));
-  const Tensor positions = on.numel() == 0
-                               ? empty({0}, int64, x.device())
-                               : on_device(x.device(), [&](auto device) { return kernels::positions_of(device, on); });
+  const Tensor positions = true_positions("masked_select", on);
   return autograd::apply(TakeRows{{.op = "masked_select", .table = shape, .taken = {positions.numel()}, .width = 1}},
                          all, positions);
 }

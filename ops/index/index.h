@@ -35,4 +35,8 @@ Tensor index_add(const Tensor& x, std::int64_t axis, const Tensor& index, const 
 /// and mask broadcast. On CUDA, waits for the device, since the result's length is needed on the host.
 Tensor masked_select(const Tensor& x, const Tensor& mask);
 
+/// The positions of the elements of x that are not 0, in row-major order: int64 (count, axes of x). Any dtype; NaN is
+/// not 0. On CUDA, waits for the device. Not differentiable.
+Tensor nonzero(const Tensor& x);
+
 }  // namespace mica

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <limits>
 
 #include <mica/autograd/autocast.h>
+#include <mica/ops/distance/distance.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
@@ -66,14 +68,28 @@ Tensor l1_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
   return reduced("l1_loss", abs(a - b), reduction, x);
 }
 
+namespace {
+
+// Huber's function of distances, times `scale`.
+Tensor huber(const Tensor& distance, double delta, double scale) {
+  const Tensor near = le(distance, delta);
+  // The square would overflow for large distances, and its derivative would become 0 · ∞.
+  return where(near, pow(where(near, distance, 0), 2) * (0.5 * scale), (distance - 0.5 * delta) * (delta * scale));
+}
+
+}  // namespace
+
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta, Reduction reduction) {
   check_pair("huber_loss", x, target);
-  const Tensor a = wide(x), b = wide(target);
   check(delta > 0, "huber_loss: expected delta > 0, got {}", delta);
-  const Tensor d = abs(a - b);
-  const Tensor near = le(d, delta);
-  // The square would overflow for large d, and its derivative would become 0 · ∞.
-  return reduced("huber_loss", where(near, pow(where(near, d, 0), 2) * 0.5, (d - 0.5 * delta) * delta), reduction, x);
+  return reduced("huber_loss", huber(abs(wide(x) - wide(target)), delta, 1), reduction, x);
+}
+
+Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, double beta, Reduction reduction) {
+  check_pair("smooth_l1_loss", x, target);
+  check(beta >= 0, "smooth_l1_loss: expected beta >= 0, got {}", beta);
+  const Tensor distance = abs(wide(x) - wide(target));
+  return reduced("smooth_l1_loss", beta == 0 ? distance : huber(distance, beta, 1 / beta), reduction, x);
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOptions& options) {
@@ -101,6 +117,103 @@ Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target, Reduction 
   }
   const Tensor none = eq(t, 0);
   return reduced("kl_div", t * (log(where(none, 1, t)) - where(none, 0, a)), reduction, x);
+}
+
+Tensor gaussian_nll_loss(const Tensor& x, const Tensor& target, const Tensor& var, const GaussianNllOptions& options) {
+  check_pair("gaussian_nll_loss", x, target);
+  check(options.eps > 0, "gaussian_nll_loss: expected eps > 0, got {}", options.eps);
+  const Shape rows = x.shape().slice(0, std::max(x.dim() - 1, 0));
+  Shape column = rows;
+  if (x.dim() > 0) {
+    column.push_back(1);
+  }
+  check(var.shape() == x.shape() || var.shape() == rows || var.shape() == column,
+        "gaussian_nll_loss: expected var of shape {}, {} or {}, got {}", x.shape(), column, rows, var.shape());
+  check(var.dtype() == x.dtype() && var.device() == x.device(),
+        "gaussian_nll_loss: expected var of {} on {}, got {} on {}", x.dtype(), x.device(), var.dtype(), var.device());
+  if (var.device().is_cpu() && var.numel() > 0) {
+    const double least = min(var.detach()).item();
+    check(!(least < 0), "gaussian_nll_loss: expected variances that are not negative, got {}", least);
+  }
+  const Tensor given = wide(var.shape() == x.shape() ? var : reshape(var, column));
+  const Tensor raised = where(lt(given, options.eps), options.eps - given.detach(), 0);
+  const Tensor variance = given + raised;
+  Tensor losses = (log(variance) + pow(wide(x) - wide(target), 2) / variance) * 0.5;
+  if (options.full) {
+    losses = losses + 0.91893853320467274;  // ½ log 2π
+  }
+  return reduced("gaussian_nll_loss", losses, options.reduction, x);
+}
+
+Tensor poisson_nll_loss(const Tensor& x, const Tensor& target, const PoissonNllOptions& options) {
+  check_pair("poisson_nll_loss", x, target);
+  const Tensor a = wide(x), t = wide(target);
+  Tensor losses = options.log_input ? exp(a) - t * a : a - t * log(a + options.eps);
+  if (options.full) {
+    const Tensor large = gt(t, 1);
+    const Tensor n = where(large, t, 1);
+    losses = losses + where(large, n * log(n) - n + log(n * 6.2831853071795862) * 0.5, 0);  // 2π
+  }
+  return reduced("poisson_nll_loss", losses, options.reduction, x);
+}
+
+Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
+                           const TripletOptions& options) {
+  check_pair("triplet_margin_loss", anchor, positive);
+  check_pair("triplet_margin_loss", anchor, negative);
+  check(options.margin > 0, "triplet_margin_loss: expected margin > 0, got {}", options.margin);
+  const auto distance = [&](const Tensor& a, const Tensor& b) {
+    return pairwise_distance(wide(a), wide(b), options.p, options.eps);
+  };
+  Tensor apart = distance(anchor, negative);
+  if (options.swap) {
+    apart = minimum(apart, distance(positive, negative));
+  }
+  return reduced("triplet_margin_loss", relu(distance(anchor, positive) - apart + options.margin), options.reduction,
+                 anchor);
+}
+
+Tensor cosine_embedding_loss(const Tensor& x, const Tensor& y, const Tensor& target, double margin,
+                             Reduction reduction) {
+  check_pair("cosine_embedding_loss", x, y);
+  check(x.dim() >= 1, "cosine_embedding_loss: expected shape (…, D), got a scalar");
+  const Shape rows = x.shape().slice(0, x.dim() - 1);
+  check(target.shape() == rows && target.device() == x.device(),
+        "cosine_embedding_loss: expected a target of shape {} on {}, got {} on {}", rows, x.device(), target.shape(),
+        target.device());
+  check(target.dtype() == x.dtype() || target.dtype() == int64 || target.dtype() == int32,
+        "cosine_embedding_loss: expected a target of {}, int64 or int32, got {}", x.dtype(), target.dtype());
+  const Tensor a = wide(x), b = wide(y);
+  constexpr double kEps = 1e-12;  // keeps the cosine of a vector of zeros finite
+  const Tensor squares = (sum(a * a, {-1}) + kEps) * (sum(b * b, {-1}) + kEps);
+  const Tensor cosine = sum(a * b, {-1}) / sqrt(squares);
+  const Tensor losses = where(eq(target, 1), 1 - cosine, where(eq(target, -1), relu(cosine - margin), 0));
+  return reduced("cosine_embedding_loss", losses, reduction, x);
+}
+
+Tensor margin_ranking_loss(const Tensor& x, const Tensor& y, const Tensor& target, double margin, Reduction reduction) {
+  check_pair("margin_ranking_loss", x, y);
+  check_pair("margin_ranking_loss", x, target);
+  return reduced("margin_ranking_loss", relu(neg(wide(target)) * (wide(x) - wide(y)) + margin), reduction, x);
+}
+
+Tensor hinge_embedding_loss(const Tensor& x, const Tensor& target, double margin, Reduction reduction) {
+  check_pair("hinge_embedding_loss", x, target);
+  const Tensor a = wide(x), t = target.detach();
+  return reduced("hinge_embedding_loss", where(ne(t, -1), a, 0) + where(ne(t, 1), relu(margin - a), 0), reduction, x);
+}
+
+Tensor soft_margin_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  check_pair("soft_margin_loss", x, target);
+  return reduced("soft_margin_loss", softplus(neg(wide(target)) * wide(x), 1, 40), reduction, x);
+}
+
+Tensor multilabel_soft_margin_loss(const Tensor& x, const Tensor& target, const Tensor& weight, Reduction reduction) {
+  check_pair("multilabel_soft_margin_loss", x, target);
+  check_weight("multilabel_soft_margin_loss", "weight", weight, x);
+  check(x.dim() >= 1, "multilabel_soft_margin_loss: expected shape (…, C), got a scalar");
+  const Tensor losses = bce_with_logits(wide(x), wide(target), {.weight = wide(weight), .reduction = Reduction::none});
+  return reduced("multilabel_soft_margin_loss", mean(losses, {-1}), reduction, x);
 }
 
 Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& options) {

@@ -23,6 +23,10 @@ Tensor l1_loss(const Tensor& x, const Tensor& target, Reduction reduction = Redu
 /// doi:10.1214/aoms/1177703732). Throws unless delta > 0.
 Tensor huber_loss(const Tensor& x, const Tensor& target, double delta = 1, Reduction reduction = Reduction::mean);
 
+/// With d = |x − target|: ½ d² / beta where d < beta, else d − ½ beta; for beta = 0, the absolute error. It is
+/// huber_loss() divided by beta. Throws unless beta ≥ 0.
+Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, double beta = 1, Reduction reduction = Reduction::mean);
+
 struct BceOptions {
   Tensor weight{};      ///< of each element's loss; broadcasts to the logits' shape; undefined: all 1
   Tensor pos_weight{};  ///< of the positive part of the loss; broadcasts to the logits' shape; undefined: all 1
@@ -43,6 +47,63 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& targets, const BceOpt
 /// The divergence of one distribution from another is the sum over their axis. Reduction::mean divides by the number of
 /// all elements instead, as in PyTorch.
 Tensor kl_div(const Tensor& x, const Tensor& target, bool log_target = false, Reduction reduction = Reduction::mean);
+
+struct GaussianNllOptions {
+  bool full = false;  ///< whether to add the constant ½ log 2π
+  double eps = 1e-6;  ///< the least variance; a smaller one is replaced, but gets the gradient
+  Reduction reduction = Reduction::mean;
+};
+
+/// The negative log likelihood of targets under normal distributions with means x: ½ (log var + (x − target)² / var).
+/// `var` has x's shape, or shape[…, 1], or that without the last axis. Throws unless eps > 0, and on the CPU if a
+/// variance is negative.
+Tensor gaussian_nll_loss(const Tensor& x, const Tensor& target, const Tensor& var,
+                         const GaussianNllOptions& options = {});
+
+struct PoissonNllOptions {
+  bool log_input = true;  ///< whether x are the logarithms of the rates
+  bool full = false;      ///< whether to add Stirling's formula for log target!, where the target exceeds 1
+  double eps = 1e-8;      ///< added to the rates, before the logarithm is taken
+  Reduction reduction = Reduction::mean;
+};
+
+/// The negative log likelihood of counts under Poisson distributions, without the term log target!: exp(x) − target ·
+/// x, or x − target · log(x + eps) if x are the rates themselves.
+Tensor poisson_nll_loss(const Tensor& x, const Tensor& target, const PoissonNllOptions& options = {});
+
+struct TripletOptions {
+  double margin = 1;
+  double p = 2;       ///< the norm of the distances
+  double eps = 1e-6;  ///< see pairwise_distance()
+  bool swap = false;  ///< whether to use the distance of positive and negative, if it is smaller
+  Reduction reduction = Reduction::mean;
+};
+
+/// max(d(anchor, positive) − d(anchor, negative) + margin, 0) with d = pairwise_distance(), for three tensors (…, D) of
+/// the same shape, dtype and device. Reduction::none gives shape (…). Throws unless margin > 0.
+Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
+                           const TripletOptions& options = {});
+
+/// With the cosine c of x and y, (…, D): 1 − c where the target (…), of x's dtype or an integer, is 1, and max(c −
+/// margin, 0) where it is −1.
+Tensor cosine_embedding_loss(const Tensor& x, const Tensor& y, const Tensor& target, double margin = 0,
+                             Reduction reduction = Reduction::mean);
+
+/// max(−target · (x − y) + margin, 0), for targets of 1 (x should be larger than y) and −1.
+Tensor margin_ranking_loss(const Tensor& x, const Tensor& y, const Tensor& target, double margin = 0,
+                           Reduction reduction = Reduction::mean);
+
+/// x where the target is 1, max(margin − x, 0) where it is −1.
+Tensor hinge_embedding_loss(const Tensor& x, const Tensor& target, double margin = 1,
+                            Reduction reduction = Reduction::mean);
+
+/// log(1 + exp(−target · x)), for targets of 1 and −1, without overflow.
+Tensor soft_margin_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
+
+/// The mean over the last axis, the classes, of bce_with_logits(); `weight` is that of each class. Reduction::none
+/// gives the shape without that axis.
+Tensor multilabel_soft_margin_loss(const Tensor& x, const Tensor& target, const Tensor& weight = {},
+                                   Reduction reduction = Reduction::mean);
 
 struct NllOptions {
   std::int64_t ignore_index = -100;  ///< rows with this target have loss and gradient 0, and do not count in the mean

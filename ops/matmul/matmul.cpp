@@ -8,6 +8,7 @@
 #include <mica/core/creation.h>
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/detail/unary_gradient.h>
+#include <mica/ops/matmul/detail/integer_matmul_kernels.h>
 #include <mica/ops/matmul/detail/matmul_steps.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/reduce.h>
@@ -114,7 +115,31 @@ struct Linear {
   }
 };
 
-Tensor product(const Tensor& a, const Tensor& b) { return autograd::apply(Matmul{a.shape(), b.shape()}, a, b); }
+// (…, M, K) · (…, K, N) for integers.
+Tensor integer_product(const Tensor& a, const Tensor& b) {
+  const Shape batch = broadcast_shapes(a.shape().slice(0, a.dim() - 2), b.shape().slice(0, b.dim() - 2), "matmul");
+  const auto matrices = [&](const Tensor& x) {
+    Shape shape = batch;
+    shape.push_back(x.size(-2));
+    shape.push_back(x.size(-1));
+    return reshape(contiguous_data(broadcast_view(x, shape)), {numel_of(batch), x.size(-2), x.size(-1)});
+  };
+  Shape shape = batch;
+  shape.push_back(a.size(-2));
+  shape.push_back(b.size(-1));
+  const Tensor y = empty(shape, a.dtype(), a.device());
+  if (y.numel() > 0) {
+    const Tensor left = matrices(a), right = matrices(b);
+    const Tensor out = reshape(y, {numel_of(batch), a.size(-2), b.size(-1)});
+    const kernels::IntegerMatmul args{.a = left, .b = right, .out = out};
+    on_device(a.device(), [&](auto device) { kernels::integer_matmul(device, args); });
+  }
+  return y;
+}
+
+Tensor product(const Tensor& a, const Tensor& b) {
+  return is_floating(a.dtype()) ? autograd::apply(Matmul{a.shape(), b.shape()}, a, b) : integer_product(a, b);
+}
 
 }  // namespace
 
@@ -146,8 +171,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   }
   check(a.dim() > 0 && b.dim() > 0, "matmul: expected tensors with at least one axis, got {} and {}", a.shape(),
         b.shape());
-  check(is_floating(a.dtype()) && a.dtype() == b.dtype(), "matmul: expected one floating dtype, got {} and {}",
-        a.dtype(), b.dtype());
+  check(a.dtype() != boolean && a.dtype() == b.dtype(), "matmul: expected one numeric dtype, got {} and {}", a.dtype(),
+        b.dtype());
   check(a.device() == b.device(), "matmul: expected one device, got {} and {}", a.device(), b.device());
   const std::int64_t inner = a.size(-1);
   check(inner == b.size(b.dim() == 1 ? 0 : -2), "matmul: expected inner sizes that are equal, got {} and {}", a.shape(),

@@ -14,10 +14,11 @@ namespace mica {
 ///   (…, M, K) · (K)       → (…, M)      a vector on the right is a column
 ///         (K) · (K)       → ()
 ///
-/// a and b have the same floating dtype and device, and any strides: transposed operands are read in place, others are
-/// copied first. Products of 16-bit floats are summed in float32 and rounded once; for float32 on CUDA, see
-/// set_float32_matmul_precision(). K = 0 gives zeros. On the CPU, the bits of an element of y depend only on its row of
-/// a and its column of b, not on other rows or on the number of threads. Differentiable any number of times.
+/// a and b have the same numeric dtype and device, and any strides: transposed operands are read in place, others are
+/// copied first. Products of integers wrap around, have a simple kernel, and are not differentiable. Products of 16-bit
+/// floats are summed in float32 and rounded once; for float32 on CUDA, see set_float32_matmul_precision(). K = 0 gives
+/// zeros. On the CPU, the bits of an element of y depend only on its row of a and its column of b, not on other rows or
+/// on the number of threads. Differentiable any number of times.
 ///
 /// Throws Error for scalars, if dtypes, devices or inner sizes (K) differ, or if leading axes do not broadcast.
 Tensor matmul(const Tensor& a, const Tensor& b);

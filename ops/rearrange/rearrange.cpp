@@ -63,6 +63,14 @@ Tensor repeat(const Tensor& x, const Dims& counts) {
   return y;
 }
 
+Tensor tile(const Tensor& x, const Dims& counts) {
+  Dims all = counts;
+  while (all.size() < x.dim()) {
+    all.insert(0, 1);
+  }
+  return repeat(x, all);
+}
+
 Tensor pad(const Tensor& x, std::int64_t axis, std::int64_t before, std::int64_t after, double value) {
   const int at = normalize_axis(axis, x.dim(), "pad");
   check(before >= 0 && after >= 0, "pad: expected numbers of elements that are not negative, got {} and {}", before,

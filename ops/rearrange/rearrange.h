@@ -19,6 +19,9 @@ Tensor flip(const Tensor& x, const Dims& axes = {});
 /// leading axes of length 1 first. Throws if there are fewer, or if a count is negative.
 Tensor repeat(const Tensor& x, const Dims& counts);
 
+/// Like repeat(), but with fewer counts than axes, they count for the last axes, and the others are not repeated.
+Tensor tile(const Tensor& x, const Dims& counts);
+
 /// Adds `before` elements of the given value at the beginning of an axis, and `after` elements at its end. Throws if
 /// either number is negative.
 Tensor pad(const Tensor& x, std::int64_t axis, std::int64_t before, std::int64_t after, double value = 0);

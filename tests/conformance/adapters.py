@@ -525,6 +525,234 @@ def like(x, args, kwargs):
                 refused=refused_unless_held(x.dtype, values.get("value", 0)))
 
 
+ENOUGH = "enough of these"
+
+
+def spaced(first, args, kwargs):
+    """linspace and logspace."""
+    values = arguments(args, kwargs, "end", "steps", "base", "dtype", "device")
+    need("dtype" in values, "the default dtype")
+    need(not torch.is_tensor(first) and not torch.is_tensor(values["end"]), "bounds are numbers")
+    dtype, base = values["dtype"], values.get("base", 10.0)
+    need(dtype.is_floating_point or "base" not in values, "PyTorch rounds the exponents to integers first")
+    if not dtype.is_floating_point:
+        whole = (values["end"] - first) % max(values["steps"] - 1, 1) == 0
+        need(whole, "PyTorch rounds the step to float32 before it rounds the numbers")
+    return Call([], {"start": float(first), "end": float(values["end"]), "count": values["steps"], "base": base,
+                     "dtype": dtype},
+                refused=NOT_HELD if dtype == torch.uint8 and min(first, values["end"]) < 0 and values["steps"] else "")
+
+
+def identity(rows, args, kwargs):
+    values = arguments(args, kwargs, "columns", "dtype", "device", "requires_grad")
+    need("dtype" in values, "the default dtype")
+    return Call([], {"rows": rows, "columns": values.get("columns", rows), "dtype": values["dtype"]})
+
+
+def grid(tensors, args, kwargs):
+    values = arguments((), kwargs, "indexing")
+    need(values.get("indexing", "ij") == "ij", "matrix indexing only: permute the result")
+    return Call(list(tensors) if isinstance(tensors, (list, tuple)) else [tensors, *args])
+
+
+def on_diagonal(x, args, kwargs):
+    values = arguments(args, kwargs, "offset", "dim1", "dim2")
+    return Call([x], {"offset": values.get("offset", 0), "a": values.get("dim1", 0), "b": values.get("dim2", 1)})
+
+
+def embedded(x, args, kwargs):
+    call = on_diagonal(x, args, {"dim1": -2, "dim2": -1} | kwargs)
+    need((call.attributes["a"], call.attributes["b"]) in ((-2, -1), (x.dim() - 1, x.dim())), "the axes are the last two")
+    return call
+
+
+def matrix_diagonal(x, args, kwargs):
+    return Call([x], {"offset": arguments(args, kwargs, "diagonal").get("diagonal", 0)})
+
+
+def positions(x, args, kwargs):
+    need(not arguments(args, kwargs, "as_tuple").get("as_tuple"), "one tensor of positions")
+    return Call([x])
+
+
+def distinct(x, args, kwargs):
+    values = arguments(args, kwargs, "sorted", "return_inverse", "return_counts", "dim")
+    need(values.get("dim") is None, "distinct elements only, not slices")
+    need(values.get("sorted") and values.get("return_inverse") and values.get("return_counts"),
+         "mica returns all three, sorted")
+    return Call([x])
+
+
+def searched(x, args, kwargs):
+    values = arguments(args, kwargs, "other", "out_int32", "right", "side", "sorter")
+    need(values.get("sorter") is None and not values.get("out_int32"), "no sorter, and int64 positions")
+    right = values.get("right", False) or values.get("side") == "right"
+    need(torch.is_tensor(values["other"]), "a number is a tensor without axes")
+    return Call([x, values["other"]], {"right": right}, refused=refused_unless_same_dtype(x, values["other"]))
+
+
+def counted(x, args, kwargs):
+    values = arguments(args, kwargs, "weights", "minlength")
+    weights = values.get("weights")
+    need(weights is None or weights.dtype in (torch.float64, torch.float32), "weights are floats and keep their dtype")
+    return Call([x] + ([] if weights is None else [weights]), {"minlength": values.get("minlength", 0)})
+
+
+def histogram(x, args, kwargs):
+    values = arguments(args, kwargs, "bins", "range", "weight", "density")
+    weight, bins = values.get("weight"), values["bins"]
+    need(is_integer(bins), "the same for given edges")
+    call = Call([x] + ([] if weight is None else [weight]), {"bins": bins, "density": values.get("density", False)})
+    if values.get("range") is not None:
+        call.attributes["range"] = list(values["range"])
+    return call
+
+
+def without_nan(tensors):
+    need(not any(t.is_floating_point() and t.isnan().any() for t in tensors),
+         "which argument gets the gradient where one is NaN is arbitrary")
+
+
+def scanned_in_logarithms(x, args, kwargs):
+    need(x.dtype == torch.float64 or x.numel() == 0 or x.abs().max() < 1000,
+         "PyTorch's gradient of large numbers is exact in float64 only")
+    return softmax(x, args, kwargs)
+
+
+def arithmetic_of_three(a, args, kwargs):
+    """lerp and clamp: each further argument is a tensor or a number, or absent."""
+    values = arguments(args, kwargs, "second", "third", "min", "max")
+    second, third = values.get("second", values.get("min")), values.get("third", values.get("max"))
+    need(torch.is_tensor(second) or torch.is_tensor(third), "the bounds are tensors here")
+    call = Call([a])
+    for name, value in (("second", second), ("third", third)):
+        if torch.is_tensor(value):
+            call.attributes[name] = "tensor"
+            call.tensors.append(value)
+        elif value is not None:
+            need(is_number(value), "a complex number")
+            call.attributes[name] = value
+    without_nan(call.tensors)
+    if any(t.dtype != a.dtype for t in call.tensors):
+        call.refused = "dtypes are not promoted"
+    return call
+
+
+def replaced(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index", "src", "value", "reduce")
+    need(values.get("reduce") is None, "scatter_reduce reduces")
+    src = values.get("src", values.get("value"))
+    need(torch.is_tensor(src), "a number stands for a tensor that is full of it")
+    return scattered(x, (values["dim"], values["index"], src), {})
+
+
+def scatter_reduced(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index", "src", "reduce", "include_self")
+    call = scattered(x, (values["dim"], values["index"], values["src"]), {})
+    call.attributes |= {"reduction": values["reduce"], "include_self": values.get("include_self", True)}
+    if x.dtype == torch.uint8 and values["reduce"] in ("sum", "mean"):
+        call.refused = "no sums in uint8"
+    return call
+
+
+def index_reduced(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "index", "source", "reduce", "include_self")
+    call = index_added(x, (values["dim"], values["index"], values["source"]), {})
+    call.attributes |= {"reduction": values["reduce"], "include_self": values.get("include_self", True)}
+    if x.dtype == torch.uint8 and values["reduce"] == "mean":
+        call.refused = "no sums in uint8"
+    return call
+
+
+def middle(x, args, kwargs):
+    values = arguments(args, kwargs, "dim", "keepdim")
+    need(x.unique().numel() == x.numel(), "PyTorch's choice of equal elements is not defined")
+    return along_axis(x, args, kwargs) if values.get("dim") is not None else Call([x])
+
+
+def quantiles(x, args, kwargs):
+    values = arguments(args, kwargs, "q", "dim", "keepdim", "interpolation")
+    q, axis = values["q"], values.get("dim")
+    need(not torch.is_tensor(q) or q.dim() <= 1, "quantiles are a number or a list")
+    call = Call([x], {"q": q.tolist() if torch.is_tensor(q) else q, "keepdim": values.get("keepdim", False),
+                      "interpolation": values.get("interpolation", "linear")})
+    if axis is None:
+        return call
+    call.attributes["axis"] = axis
+    return on_axes(call, axis)
+
+
+def compared_closely(a, args, kwargs):
+    values = arguments(args, kwargs, "other", "rtol", "atol", "equal_nan")
+    b = values["other"]
+    need(torch.is_tensor(a) and torch.is_tensor(b), "something that is no tensor")
+    return Call([a, b], {"rtol": values.get("rtol", 1e-5), "atol": values.get("atol", 1e-8),
+                         "equal_nan": values.get("equal_nan", False)}, refused=refused_unless_same_dtype(a, b))
+
+
+def distances(x, args, kwargs):
+    values = arguments(args, kwargs, "x2", "p", "compute_mode")
+    need(values.get("compute_mode") != "donot_use_mm_for_euclid_dist", "the mode is not chosen by the caller")
+    return Call([x, values["x2"]], {"p": values.get("p", 2.0)})
+
+
+def vectors(x, args, kwargs):
+    """normalize, cosine_similarity and pairwise_distance."""
+    values = arguments(args, kwargs, "other", "dim", "p", "eps", "keepdim")
+    call = Call([x] + ([values["other"]] if "other" in values else []),
+                {name: values[name] for name in ("p", "eps", "keepdim") if name in values})
+    call.attributes["axis"] = values.get("dim", 1)
+    return on_axes(call, call.attributes["axis"]) if "p" not in values else call
+
+
+def vectors_p_first(x, args, kwargs):
+    values = arguments(args, kwargs, "other", "p", "eps", "keepdim")
+    return vectors(x, (), values)
+
+
+def embedding_loss(x, args, kwargs):
+    """Losses of two or three tensors, and of numbers."""
+    values = arguments(args, kwargs, "second", "third", "reduction", "margin", "p", "eps", "swap", "full", "log_input",
+                       "beta", "weight", "target")
+    tensors = [x] + [values[name] for name in ("second", "third", "target", "weight") if values.get(name) is not None]
+    need(values.get("reduction", "mean") in ("none", "mean", "sum"), "the reduction is an enum: no other can be named")
+    return Call(tensors, {name: values[name] for name in ("reduction", "margin", "p", "eps", "swap", "full", "log_input",
+                                                          "beta") if name in values})
+
+
+def equal_shapes(x, args, kwargs):
+    call = embedding_loss(x, args, kwargs)
+    without_nan(call.tensors)
+    if any(t.shape != x.shape for t in call.tensors):
+        call.refused = "there is no broadcasting"
+    return call
+
+
+def same_rows(x, args, kwargs):
+    call = embedding_loss(x, args, kwargs)
+    if call.tensors[0].shape != call.tensors[1].shape or call.tensors[2].shape != x.shape[:-1]:
+        call.refused = "there is no broadcasting"
+    elif call.tensors[2].dtype not in (x.dtype, torch.int64, torch.int32):
+        call.refused = "a target has x's dtype or is an integer"
+    return call
+
+
+def variances(x, args, kwargs):
+    call = embedding_loss(x, args, kwargs)
+    shapes = (x.shape, x.shape[:-1], (*x.shape[:-1], 1))
+    if call.tensors[1].shape != x.shape or call.tensors[2].shape not in shapes:
+        call.refused = "there is no broadcasting"
+    return call
+
+
+def alignment(x, args, kwargs):
+    values = arguments(args, kwargs, "targets", "input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")
+    need(x.numel() <= 1000, "own samples are small")
+    lengths = [torch.as_tensor(values[name], dtype=torch.int64) for name in ("input_lengths", "target_lengths")]
+    return Call([x, values["targets"], *lengths], {name: values[name] for name in ("blank", "reduction", "zero_infinity")
+                                                   if name in values})
+
+
 def created(shape, args, kwargs):
     values = arguments(args, kwargs, "value", "dtype", "device")
     need("dtype" in values, "the default dtype")

@@ -27,6 +27,7 @@ class Spec:
     variant: str = ""
     in_place: str = ""  # the name of PyTorch's method, if the call writes into its first tensor
     limit: int = 250  # the most elements of a sample's inputs
+    most: int = None  # the most samples of the main dtype
     few: int = 2  # the number of samples for each dtype except the main one
     function: Callable = None  # called with the samples instead of the OpInfo's own function
     more: Callable = None  # returns additional samples for a dtype
@@ -46,6 +47,39 @@ def rounded_once(function):
         return function(wide(x), *map(wide, args), **{name: wide(value) for name, value in options.items()}).to(x.dtype)
 
     return rounded
+
+
+def as_tensor(function):
+    return lambda *args, **options: torch.tensor(function(*args, **options))
+
+
+def normalized(log_probs, *args, **options):
+    """ctc_loss of log-probabilities that are normalized here: PyTorch's gradient is only right if they are."""
+    return torch.nn.functional.ctc_loss(log_probs.log_softmax(-1), *args, **options)
+
+
+def short_alignments(dtype):
+    """Small samples for ctc_loss: PyTorch's have 50 times."""
+    def sample(times, classes, targets, input_lengths, target_lengths, **options):
+        shape = (times, classes) if targets.dim() == 1 and len(target_lengths) == 1 else (times, len(target_lengths), classes)
+        return SampleInput(torch.randn(shape).to(dtype).requires_grad_(),
+                           args=(targets, torch.tensor(input_lengths), torch.tensor(target_lengths)), kwargs=options)
+
+    padded = torch.tensor([[1, 2, 2], [3, 1, 0], [2, 0, 0]])
+    return [sample(6, 4, padded, [6, 5, 3], [3, 2, 1], reduction=reduction) for reduction in ("none", "mean", "sum")] + [
+        sample(5, 4, torch.tensor([1, 1, 2, 3]), [5, 4], [2, 2], reduction="none"),
+        sample(3, 4, torch.tensor([[1, 1, 1], [3, 2, 1]]), [3, 3], [3, 3], reduction="none", zero_infinity=True),
+        sample(4, 3, torch.tensor([[0, 2], [2, 2], [0, 0]]), [4, 2, 4], [2, 1, 0], blank=1, reduction="none"),
+    ]
+
+
+def distinct_elements(dtype):
+    """Samples for median without equal elements, of which PyTorch may choose any."""
+    def sample(*shape, **options):
+        n = torch.Size(shape).numel()
+        return SampleInput(torch.randperm(n).reshape(shape).to(dtype).requires_grad_(dtype.is_floating_point), kwargs=options)
+
+    return [sample(3, 4, 5, dim=1), sample(4, 5), sample(3, 7, dim=-1, keepdim=True), sample(1)]
 
 
 def grouped_and_masked(dtype):
@@ -202,11 +236,11 @@ SPECS = [
     Spec("scaled_dot_product_attention", "nn.functional.scaled_dot_product_attention", to.attention, limit=2000,
          function=rounded_once(torch.nn.functional.scaled_dot_product_attention), more=grouped_and_masked),
 
-    Spec("matmul", "matmul", to.multiplied, limit=600),
-    Spec("matmul", "mm", to.multiplied),
-    Spec("matmul", "bmm", to.multiplied, limit=600),
-    Spec("matmul", "mv", to.multiplied),
-    Spec("matmul", "dot", to.multiplied),
+    Spec("matmul", "matmul", to.multiplied, NUMERIC, limit=600),
+    Spec("matmul", "mm", to.multiplied, NUMERIC),
+    Spec("matmul", "bmm", to.multiplied, NUMERIC, limit=600),
+    Spec("matmul", "mv", to.multiplied, NUMERIC),
+    Spec("matmul", "dot", to.multiplied, NUMERIC),
     Spec("linear", "nn.functional.linear", to.linear),
 
     Spec("einsum", "einsum", to.einsum),
@@ -288,6 +322,66 @@ SPECS = [
     Spec("mul_", "mul", to.multiplied_in_place, NUMERIC, in_place="mul_"),
     Spec("fill_", "fill", to.filled, ALL, in_place="fill_"),
     Spec("zero_", "zero_", to.unary, ALL, in_place="zero_"),
+
+    *(Spec(name, name, to.unary, limit=64, function=rounded_once(getattr(torch, name)))
+      for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "trunc", "frac")),
+    Spec("sign", "sign", to.unary, NUMERIC, limit=64),
+    Spec("atan2", "atan2", to.two_tensors, limit=130, function=rounded_once(torch.atan2)),
+    Spec("lerp", "lerp", to.arithmetic_of_three, limit=100, function=rounded_once(torch.lerp)),
+    Spec("clamp_tensors", "clamp", to.arithmetic_of_three, NUMERIC, limit=800, few=1),
+    *(Spec(name, name, to.compared, INTEGERS + (torch.bool,), limit=130)
+      for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
+    *(Spec(name, name, to.compared, INTEGERS, limit=130) for name in ("bitwise_left_shift", "bitwise_right_shift")),
+    Spec("bitwise_not", "bitwise_not", to.unary, INTEGERS + (torch.bool,)),
+    Spec("isclose", "isclose", to.compared_closely, ALL),
+    Spec("allclose", "allclose", to.compared_closely, limit=64, function=as_tensor(torch.allclose)),
+    Spec("equal", "equal", to.two_tensors, ALL, limit=64, function=as_tensor(torch.equal)),
+
+    Spec("cumprod", "cumprod", to.summed_along, NUMERIC, limit=130),
+    Spec("logcumsumexp", "logcumsumexp", to.scanned_in_logarithms, limit=130, function=rounded_once(torch.logcumsumexp)),
+    *(Spec(name, name, to.summed_along, ALL, limit=260) for name in ("cummax", "cummin")),
+    Spec("median", "median", to.middle, NUMERIC, limit=130, more=distinct_elements),
+    Spec("quantile", "quantile", to.quantiles, limit=64, most=24),
+    *(Spec(f"{name}_mean", f"{name}_mean", to.variance, limit=130, variant=v)
+      for name in ("var", "std") for v in ("", "unbiased")),
+    Spec("bincount", "bincount", to.counted, INTEGERS),
+    Spec("histogram", "histogram", to.histogram, limit=64, most=24),
+
+    Spec("linspace", "linspace", to.spaced, NUMERIC, limit=60, most=20),
+    Spec("logspace", "logspace", to.spaced, limit=60, most=12),
+    Spec("eye", "eye", to.identity, ALL, limit=60, most=12),
+    Moved("meshgrid", "meshgrid", to.grid, variant="list_of_tensors"),
+    Moved("diagonal", "diagonal", to.on_diagonal),
+    Moved("diag_embed", "diag_embed", to.embedded),
+    Moved("diag", "diag", to.matrix_diagonal),
+    Spec("trace", "trace", to.unary, NUMERIC),
+    Moved("tile", "tile", to.repeated, most=12, limit=64),
+    Moved("nonzero", "nonzero", to.positions, most=12),
+    Moved("unique", "unique", to.distinct, most=8, limit=64),
+    Spec("searchsorted", "searchsorted", to.searched, NUMERIC, most=16, limit=64),
+    Spec("bucketize", "bucketize", to.searched, NUMERIC, most=12, limit=64),
+
+    Moved("scatter", "scatter", to.replaced),
+    *(Spec("scatter_reduce", "scatter_reduce", to.scatter_reduced, NUMERIC, variant=v, limit=130, most=5, few=1)
+      for v in ("sum", "prod", "mean", "amin", "amax")),
+    *(Spec("index_reduce", "index_reduce", to.index_reduced, NUMERIC, variant=v, limit=130, most=8)
+      for v in ("prod", "mean", "amin", "amax")),
+
+    Spec("cdist", "cdist", to.distances, limit=130, most=24),
+    Spec("normalize", "nn.functional.normalize", to.vectors_p_first, limit=130,
+         function=rounded_once(torch.nn.functional.normalize)),
+    Spec("cosine_similarity", "nn.functional.cosine_similarity", to.vectors, limit=130,
+         function=rounded_once(torch.nn.functional.cosine_similarity)),
+    Spec("pairwise_distance", "nn.functional.pairwise_distance", to.vectors_p_first,
+         function=rounded_once(torch.nn.functional.pairwise_distance)),
+    Spec("smooth_l1_loss", "nn.functional.smooth_l1_loss", to.equal_shapes, limit=130),
+    *(Spec(name, f"nn.functional.{name}", adapt, limit=130, most=24,
+           function=rounded_once(getattr(torch.nn.functional, name)))
+      for name, adapt in (("triplet_margin_loss", to.equal_shapes), ("cosine_embedding_loss", to.same_rows),
+                          ("gaussian_nll_loss", to.variances), ("poisson_nll_loss", to.equal_shapes),
+                          ("margin_ranking_loss", to.equal_shapes), ("hinge_embedding_loss", to.equal_shapes),
+                          ("soft_margin_loss", to.equal_shapes), ("multilabel_soft_margin_loss", to.embedding_loss))),
+    Spec("ctc_loss", "nn.functional.ctc_loss", to.alignment, function=normalized, limit=200, more=short_alignments),
 
     *(Spec(name, name, to.created, ALL) for name in ("zeros", "ones", "full")),
     *(Spec(name, name, to.like, ALL) for name in ("zeros_like", "ones_like", "full_like")),

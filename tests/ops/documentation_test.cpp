@@ -31,9 +31,10 @@ TEST(Documentation, ListsAllOps) {
     }
     for (const auto& entry : fs::directory_iterator(folder)) {
       if (entry.path().extension() == ".h") {
-        declared.merge(matches(contents(entry.path()),
-                               "\\n(?:const )?(?:Tensors?|[A-Z]\\w+Result|QuantizedWeight|std::array<Tensor, "
-                               "\\d>)&? (\\w+)\\("));
+        declared.merge(
+            matches(contents(entry.path()),
+                    "\\n(?:const )?(?:Tensors?|bool(?! has_)|[A-Z]\\w+Result|QuantizedWeight|std::array<Tensor, "
+                    "\\d>)&? (\\w+)\\("));
       }
     }
   }

@@ -12,8 +12,11 @@
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
 #include <mica/ops/loss/loss.h>
+#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/softmax/softmax.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -42,6 +45,21 @@ const LossCase kLosses[] = {
        const double d = std::abs(x - t);
        return d <= 0.4 ? d * d / 2 : 0.4 * (d - 0.2);
      }},
+    {"smooth_l1_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return smooth_l1_loss(x, t, 0.4, r); },
+     [](double x, double t) {
+       const double d = std::abs(x - t);
+       return d < 0.4 ? d * d / 0.8 : d - 0.2;
+     }},
+    {"poisson_nll_loss",
+     [](const Tensor& x, const Tensor& t, Reduction r) { return poisson_nll_loss(x, t, {.reduction = r}); },
+     [](double x, double t) { return std::exp(x) - t * x; }},
+    {"gaussian_nll_loss",
+     [](const Tensor& x, const Tensor& t, Reduction r) {
+       return gaussian_nll_loss(x, t, t, {.full = true, .reduction = r});
+     },
+     [](double x, double t) { return 0.5 * (std::log(t) + (x - t) * (x - t) / t + std::log(2 * M_PI)); }},
+    {"soft_margin_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return soft_margin_loss(x, t, r); },
+     [](double x, double t) { return std::log1p(std::exp(-t * x)); }},
     {"bce_with_logits",
      [](const Tensor& x, const Tensor& t, Reduction r) { return bce_with_logits(x, t, {.reduction = r}); },
      [](double x, double t) {
@@ -110,6 +128,45 @@ TEST(Loss, BceWithWeights) {
     const auto loss = [&](const Tensor& a, const Tensor& b) { return bce_with_logits(a, b, options); };
     EXPECT_TRUE(autograd::gradcheck(loss, {x, t}));
     EXPECT_TRUE(autograd::gradgradcheck(loss, {x, t}));
+  }
+}
+
+// Losses of rows, whose values the conformance tests compare with PyTorch.
+TEST(Loss, OfRows) {
+  manual_seed(4);
+  for (const Device device : test_devices()) {
+    const Tensor a = randn({4, 3}, float64, device), b = randn({4, 3}, float64, device);
+    const Tensor c = randn({4, 3}, float64, device);
+    const Tensor signs = from_data({1.0, -1.0, -1.0, 1.0}, device);
+    const auto triplet = [](const Tensor& x, const Tensor& y, const Tensor& z) {
+      return triplet_margin_loss(x, y, z, {.margin = 2, .swap = true, .reduction = Reduction::none});
+    };
+    EXPECT_TRUE(autograd::gradcheck(triplet, {a, b, c}));
+    EXPECT_TRUE(autograd::gradgradcheck(triplet, {a, b, c}));
+    const auto cosine = [&](const Tensor& x, const Tensor& y) { return cosine_embedding_loss(x, y, signs, -0.9); };
+    EXPECT_TRUE(autograd::gradcheck(cosine, {a, b}));
+    EXPECT_TRUE(autograd::gradgradcheck(cosine, {a, b}));
+    const auto labels = [&](const Tensor& x, const Tensor& y) { return multilabel_soft_margin_loss(x, y); };
+    EXPECT_TRUE(autograd::gradgradcheck(labels, {a, sigmoid(b)}));
+    // The variance has one value a row; below eps it counts as eps, but still gets a gradient.
+    const Tensor variance = from_data({0.5, 1.0, 2.0, 0.0}, device).requires_grad_();
+    const Tensor likelihood = gaussian_nll_loss(a, b, variance, {.eps = 0.1, .reduction = Reduction::none});
+    const Tensor expanded = expand(reshape(maximum(variance.detach(), 0.1), {4, 1}), {4, 3});
+    expect_close(likelihood, gaussian_nll_loss(a, b, expanded, {.eps = 0.1, .reduction = Reduction::none}), 1e-14, 0);
+    sum(likelihood).backward();
+    EXPECT_NE(to_vector<double>(variance.grad())[3], 0);
+    const Tensor x = from_data({1.0, -2.0, 0.5, 3.0}, device);
+    expect_close(hinge_embedding_loss(x, signs, 1, Reduction::none), Values{1, 3, 0.5, 3}, 0, 0);
+    expect_close(margin_ranking_loss(x, neg(x), signs, 0.5, Reduction::none), Values{0, 0, 1.5, 0}, 0, 0);
+    expect_error([&] { cosine_embedding_loss(a, b, a); }, "cosine_embedding_loss: expected a target of shape [4]");
+    expect_error([&] { triplet_margin_loss(a, b, x); }, "triplet_margin_loss: expected a target of shape [4, 3]");
+    expect_error([&] { gaussian_nll_loss(a, b, ones({3}, float64, device)); },
+                 "gaussian_nll_loss: expected var of shape");
+    expect_error([&] { gaussian_nll_loss(a, b, a, {.eps = 0}); }, "gaussian_nll_loss: expected eps");
+    expect_error([&] { smooth_l1_loss(a, b, -1); }, "smooth_l1_loss: expected beta");
+    if (device.is_cpu()) {
+      expect_error([&] { gaussian_nll_loss(a, b, full_like(a, -1)); }, "variances that are not negative, got -1");
+    }
   }
 }
 

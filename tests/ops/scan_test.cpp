@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "tests/rows_close.h"
@@ -120,6 +122,101 @@ TEST(Cumsum, Gradients) {
     sum(cumsum(ones_of, 1)).backward();
     expect_close(ones_of.grad(), reshape(20000 - arange(20000, float32), {1, 20000}), 0, 0);
   }
+}
+
+// A scan of the rows of x, and what it is for the first elements of a row, in float64.
+struct ScanCase {
+  const char* name;
+  Tensor (*scan)(const Tensor&, std::int64_t);
+  double (*join)(double before, double x);
+};
+
+const ScanCase kScans[] = {
+    {"cumprod", cumprod, [](double before, double x) { return before * x; }},
+    {"logcumsumexp", logcumsumexp,
+     [](double before, double x) { return std::max(before, x) + std::log1p(std::exp(-std::abs(before - x))); }},
+    {"cummax", [](const Tensor& x, std::int64_t axis) { return cummax(x, axis).values; },
+     [](double before, double x) { return std::max(before, x); }},
+    {"cummin", [](const Tensor& x, std::int64_t axis) { return cummin(x, axis).values; },
+     [](double before, double x) { return std::min(before, x); }},
+};
+
+TEST(Scans, AllFloatsAndLengths) {
+  manual_seed(5);
+  for (const Device device : test_devices()) {
+    for (const Shape& shape : {Shape{1, 1}, Shape{3, 7}, Shape{2, 1025}, Shape{2, 8193}, Shape{1, 40000}}) {
+      for (const DType dtype : {float64, float32, float16, bfloat16}) {
+        // Factors near 1, so that no product overflows.
+        const Tensor x = (rand(shape, float64, device) * 0.01 + 0.995).to(dtype);
+        for (const ScanCase& c : kScans) {
+          SCOPED_TRACE(fmt::format("{} {} {} {}", c.name, device, dtype, shape));
+          Values y = to_vector<double>(x);
+          for (std::size_t i = 0; i < y.size(); ++i) {
+            y[i] = i % static_cast<std::size_t>(shape[1]) == 0 ? y[i] : c.join(y[i - 1], y[i]);
+          }
+          const double rounding = dtype == float64 ? 1e-11 : dtype == float32 ? 2e-7 : epsilon_of(dtype);
+          expect_close(c.scan(x, 1), y, rounding, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(Scans, GradientsOfAnyOrderAndAxis) {
+  manual_seed(6);
+  for (const Device device : test_devices()) {
+    const Tensor x = randn({3, 4, 2}, float64, device);
+    for (const ScanCase& c : kScans) {
+      for (const std::int64_t axis : {0, 1, -1}) {
+        SCOPED_TRACE(fmt::format("{} {}", c.name, axis));
+        const auto f = [&](const Tensor& t) { return c.scan(t, axis); };
+        EXPECT_TRUE(autograd::gradcheck(f, {x}));
+        EXPECT_TRUE(autograd::gradgradcheck(f, {x}));
+      }
+      EXPECT_EQ(c.scan(empty({3, 0}, float32, device), 1).shape(), (Shape{3, 0}));
+    }
+    // Zeros: one, and two in a row.
+    const Tensor zeros = from_data({2.0, 0.0, 3.0, 4.0, 0.0, 5.0, 0.0, 7.0}, {2, 4}, device);
+    const auto product = [](const Tensor& t) { return cumprod(t, 1); };
+    EXPECT_TRUE(autograd::gradcheck(product, {zeros}));
+    EXPECT_TRUE(autograd::gradgradcheck(product, {zeros}));
+    // Over several chunks of the CUDA kernel: dx[i] = Σ over j ≥ i of y[j] / x[i].
+    const Tensor factors = (rand({1, 20000}, float64, device) * 0.01 + 0.995).requires_grad_();
+    const Tensor y = cumprod(factors, 1);
+    y.backward(ones_like(y));
+    const Tensor sums = sum(y.detach()) - cumsum(y.detach(), 1) + y.detach();
+    expect_close(factors.grad(), sums / factors.detach(), 1e-9, 0);
+    const Tensor numbers = randn({2, 20000}, float64, device).requires_grad_();
+    sum(logcumsumexp(numbers, 1)).backward();
+    expect_close(sum(numbers.grad(), {1}), Values{20000, 20000}, 1e-9, 0);
+  }
+}
+
+TEST(Scans, InfinitiesNanAndTies) {
+  constexpr double kInfinity = INFINITY;
+  for (const Device device : test_devices()) {
+    const Tensor x = from_data({1.0, 3.0, 3.0, -kInfinity, NAN, 9.0, NAN, kInfinity}, device);
+    const MaxResult largest = cummax(x, 0), smallest = cummin(x, 0);
+    expect_close(largest.values, Values{1, 3, 3, 3, NAN, NAN, NAN, NAN}, 0, 0);
+    expect_close(largest.indices, Values{0, 1, 2, 2, 4, 4, 6, 6}, 0, 0);
+    expect_close(smallest.values, Values{1, 1, 1, -kInfinity, NAN, NAN, NAN, NAN}, 0, 0);
+    expect_close(smallest.indices, Values{0, 0, 0, 3, 4, 4, 6, 6}, 0, 0);
+    expect_close(cummax(from_data({false, true, false, true}, device), 0).indices, Values{0, 1, 1, 3}, 0, 0);
+    expect_close(cummin(from_data<std::uint8_t>({3, 0, 0, 255}, device), 0).indices, Values{0, 1, 2, 2}, 0, 0);
+    expect_close(logcumsumexp(from_data({-kInfinity, -kInfinity, 0.0, 0.0, kInfinity, kInfinity, NAN}, device), 0),
+                 Values{-kInfinity, -kInfinity, 0, std::log(2.0), kInfinity, kInfinity, NAN}, 1e-15, 0);
+    const Tensor none = from_data({-kInfinity, -kInfinity, 1.0}, device).requires_grad_();
+    logcumsumexp(none, 0).backward(from_data({0.0, 0.0, 1.0}, device));
+    expect_close(none.grad(), Values{0, 0, 1}, 0, 0);
+    expect_close(cumprod(from_data({2.0, kInfinity, 3.0, 0.0, 1.0}, device), 0),
+                 Values{2, kInfinity, kInfinity, NAN, NAN}, 0, 0);
+    EXPECT_EQ(to_vector<std::int64_t>(cumprod(from_data<std::int64_t>({INT64_MAX, 2, -1}, device), 0)),
+              (std::vector<std::int64_t>{INT64_MAX, -2, 2}));
+    EXPECT_EQ(cumprod(from_data({true, false}, device), 0).dtype(), int64);
+  }
+  expect_error([] { cumprod(ones({2}), 1); }, "cumprod: ");
+  expect_error([] { cummax(scalar(1), 0); }, "cummax: ");
+  expect_error([] { logcumsumexp(ones({2}, int64), 0); }, "logcumsumexp: expected a floating dtype");
 }
 
 TEST(Cumsum, Errors) {

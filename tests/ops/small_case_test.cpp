@@ -209,6 +209,39 @@ TEST_F(SmallCase, Cumsum) {
   compare("int64", 0, [x = randint(-9, 9, {3, 1030})](Device device) { return Tensors{cumsum(x.to(device), 1)}; });
 }
 
+TEST_F(SmallCase, Scans) {
+  const Tensor x = rand({2, 8200}, float64) * 0.01 + 0.995;  // two chunks
+  compare_with_gradients("cumprod", 1e-10, {x}, [](const Tensors& in) { return cumprod(in[0], 1); });
+  compare_with_gradients("logcumsumexp", 1e-10, {x}, [](const Tensors& in) { return logcumsumexp(in[0], 1); });
+  compare("cummax", 0, [&](Device device) {
+    return Tensors{cummax(x.to(device), 1).indices, cummin(x.to(device, float16), 1).indices};
+  });
+}
+
+TEST_F(SmallCase, SearchAndScatter) {
+  const Tensor index = randint(0, 9, {8200}), src = randn({8200}), x = randn({9}), sorted = sort(randn({50}), 0).values;
+  compare("searchsorted", 0, [&](Device device) {
+    return Tensors{searchsorted(sorted.to(device), src.to(device)), unique(index.to(device)).inverse};
+  });
+  compare_with_gradients("amax", 1e-5, {x, src, index}, [](const Tensors& in) {
+    return scatter_reduce(in[0], 0, in[2], in[1], ScatterReduction::amax);
+  });
+  compare("scatter", 0,
+          [&](Device device) { return Tensors{scatter(x.to(device), 0, index.to(device), src.to(device))}; });
+}
+
+TEST_F(SmallCase, IntegerMatmul) {
+  const Tensor a = randint(-9, 9, {2, 18, 35}), b = randint(-9, 9, {35, 19});
+  compare("int64", 0, [&](Device device) { return Tensors{matmul(a.to(device), b.to(device))}; });
+}
+
+TEST_F(SmallCase, Ctc) {
+  const Tensor x = log_softmax(randn({9, 2, 5}), -1), targets = randint(1, 5, {2, 3});
+  const Tensor times = from_data<std::int64_t>({9, 7}), lengths = from_data<std::int64_t>({3, 2});
+  compare_with_gradients("ctc_loss", 1e-5, {x, targets, times, lengths},
+                         [](const Tensors& in) { return ctc_loss(in[0], in[1], in[2], in[3]); });
+}
+
 TEST_F(SmallCase, AddEmbedding) {
   const Tensor indices = randint(0, 11, {3, 5});
   for (const Matrix& c : {Matrix{float32, 11, 136}, Matrix{bfloat16, 11, 264}}) {
