@@ -35,14 +35,16 @@ struct Roots {
 template <class T>
 struct Lanes {
   std::int64_t lanes;
-  std::vector<T> memory;
   T *re, *im, *next_re, *next_im;
 
-  Lanes(std::int64_t length, std::int64_t count) : lanes(count), memory(static_cast<std::size_t>(4 * length * count)) {
+  Lanes(std::vector<T>& memory, std::int64_t length, std::int64_t count) : lanes(count) {
+    // Gaps, since arrays a power of two apart would compete for the same places in the caches.
+    const std::int64_t step = length * lanes + static_cast<std::int64_t>(5 * 64 / sizeof(T));
+    memory.resize(std::max(memory.size(), static_cast<std::size_t>(4 * step)));
     re = memory.data();
-    im = re + length * lanes;
-    next_re = im + length * lanes;
-    next_im = next_re + length * lanes;
+    im = re + step;
+    next_re = im + step;
+    next_im = next_re + step;
   }
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
@@ -251,7 +253,8 @@ class ComplexFft {
     }
     forward_ = steps_of<T>(padded_, false);
     backward_ = steps_of<T>(padded_, true);
-    Lanes<T> filter(padded_, 1);
+    std::vector<T> memory;
+    Lanes<T> filter(memory, padded_, 1);
     for (std::int64_t j = 0; j < n; ++j) {
       const std::int64_t square = j * j % (2 * n);  // the angle modulo 2π
       const std::complex<double> c = root(inverse ? square : -square, 2 * n);
@@ -427,7 +430,8 @@ void for_each_group(const Fft& args, std::int64_t x_length, std::int64_t y_lengt
   const std::int64_t grain = 1 + 4096 / (args.n * width);
   parallel_for(blocks * groups, grain, [&](std::int64_t begin, std::int64_t end) {
     const Transform& transform = transform_of<Transform>(args.n, args.inverse);
-    Lanes<T> full(transform.capacity(), width);
+    static thread_local std::vector<T> memory;  // the largest so far, since fresh memory costs a page fault per 4 KiB
+    Lanes<T> full(memory, transform.capacity(), width);
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t block = i / groups, first = i % groups * width;
       const std::int64_t lanes = std::min(width, lines - first);
