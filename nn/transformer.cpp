@@ -51,7 +51,10 @@ TransformerBlock::TransformerBlock(std::int64_t width, TransformerBlockOptions o
                                              .bias = options.bias,
                                              .attention_dropout = options.attention_dropout}})),
       ln_2(child("ln_2", LayerNorm{width, {.eps = options.norm_eps, .bias = options.bias}})),
-      mlp(child("mlp", Mlp{width, {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu, .hidden = options.hidden}})) {}
+      mlp(child(
+          "mlp",
+          Mlp{width,
+              {.dropout = options.dropout, .bias = options.bias, .gelu = options.gelu, .hidden = options.hidden}})) {}
 
 Tensor TransformerBlock::operator()(const Tensor& x) const {
   return call(*this, x, [&](const Tensor& x) {

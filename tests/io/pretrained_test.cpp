@@ -94,8 +94,8 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
         for (const auto& [name, tensor] : expected) {
           in.emplace(name, tensor.to(device));
         }
-        // Gemma rounds twice as often in a block. PyTorch's own gradients in bfloat16 have errors of 2.3 % (Gemma 2) and
-        // 10.6 % (Gemma 3).
+        // Gemma rounds twice as often in a block. PyTorch's own gradients in bfloat16 have errors of 2.3 % (Gemma 2)
+        // and 10.6 % (Gemma 3).
         const double rounded = fixture == "gemma3" ? 8e-2 : fixture.starts_with("gemma2") ? 4e-2 : 2e-2;
         const double tolerance = dtype == float32 ? 1e-4 : rounded;
         const std::string label = fmt::format("{}.", dtype);
