@@ -237,6 +237,7 @@ void CsvTable::read_numbers(std::span<const std::int64_t> columns, T* to) const 
 
 Tensor CsvTable::matrix(const std::vector<std::string>& names, DType dtype) const {
   std::vector<std::int64_t> columns;
+  columns.reserve(names.size());
   for (const std::string& name : names) {
     columns.push_back(column(name));
   }

@@ -20,7 +20,7 @@ namespace mica {
 
 namespace {
 
-constexpr const char* kOp = "batch_norm";
+constexpr const char* kBatchNorm = "batch_norm";
 
 using Gather = std::function<Tensor(const Tensor&)>;
 
@@ -112,7 +112,7 @@ struct BatchNormGradient {
 
   // Differentiates the same formulas, written as recorded ops.
   Tensors backward(autograd::Context& ctx, const Tensors& gradients) const {
-    check(!gather || !training, "{}: second derivatives over ranks are not supported", kOp);
+    check(!gather || !training, "{}: second derivatives over ranks are not supported", kBatchNorm);
     const auto [dy, x, weight, bias, statistics, y] = ctx.saved<6>();
     const bool again = autograd::grad_enabled();
     const autograd::EnableGrad guard;
@@ -252,7 +252,7 @@ struct BatchNorm {
     combine(parts, {});
     for (const Tensor& written : {options.running_mean, options.running_var, options.num_batches_tracked}) {
       if (written.defined()) {
-        written.bump_version(kOp);
+        written.bump_version(kBatchNorm);
       }
     }
     return statistics;
@@ -264,43 +264,44 @@ void check_channels(const Tensor& x, const Tensor& given, const char* name) {
     return;
   }
   const DType sums = accumulate_dtype(x.dtype());
-  check(given.shape() == Shape{x.shape()[1]}, "{}: expected {} of shape [{}], got {}", kOp, name, x.shape()[1],
+  check(given.shape() == Shape{x.shape()[1]}, "{}: expected {} of shape [{}], got {}", kBatchNorm, name, x.shape()[1],
         given.shape());
-  check(given.dtype() == x.dtype() || given.dtype() == sums, "{}: expected {} of {}{}{}, got {}", kOp, name, x.dtype(),
-        sums == x.dtype() ? "" : " or ", sums == x.dtype() ? "" : name_of(sums), given.dtype());
-  check(given.device() == x.device(), "{}: expected {} on {}, got it on {}", kOp, name, x.device(), given.device());
+  check(given.dtype() == x.dtype() || given.dtype() == sums, "{}: expected {} of {}{}{}, got {}", kBatchNorm, name,
+        x.dtype(), sums == x.dtype() ? "" : " or ", sums == x.dtype() ? "" : name_of(sums), given.dtype());
+  check(given.device() == x.device(), "{}: expected {} on {}, got it on {}", kBatchNorm, name, x.device(),
+        given.device());
 }
 
 void check_estimates(const BatchNormOptions& options, const Tensor& x) {
   check_channels(x, options.running_mean, "running_mean");
   check_channels(x, options.running_var, "running_var");
   check(options.running_mean.defined() == options.running_var.defined(),
-        "{}: expected both running_mean and running_var, or none", kOp);
+        "{}: expected both running_mean and running_var, or none", kBatchNorm);
   check(options.training || options.running_mean.defined(), "{}: expected running statistics, as it is not training",
-        kOp);
+        kBatchNorm);
   for (const Tensor& written : {options.running_mean, options.running_var}) {
-    check(!written.defined() || written.is_contiguous(), "{}: expected contiguous running statistics", kOp);
+    check(!written.defined() || written.is_contiguous(), "{}: expected contiguous running statistics", kBatchNorm);
   }
   const Tensor& batches = options.num_batches_tracked;
   check(!batches.defined() || (batches.dtype() == int64 && batches.numel() == 1 && batches.device() == x.device()),
-        "{}: expected num_batches_tracked of one int64 on {}", kOp, x.device());
+        "{}: expected num_batches_tracked of one int64 on {}", kBatchNorm, x.device());
   check(options.momentum || batches.defined() || !options.training || !options.running_mean.defined(),
-        "{}: expected num_batches_tracked, as there is no momentum", kOp);
+        "{}: expected num_batches_tracked, as there is no momentum", kBatchNorm);
 }
 
 }  // namespace
 
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormOptions& options) {
   check(x.defined() && is_floating(x.dtype()) && x.dim() >= 2, "{}: expected a floating x of at least two axes, got {}",
-        kOp, x.defined() ? fmt::format("{} {}", x.dtype(), x.shape()) : "an undefined one");
+        kBatchNorm, x.defined() ? fmt::format("{} {}", x.dtype(), x.shape()) : "an undefined one");
   check_channels(x, weight, "weight");
   check_channels(x, bias, "bias");
   check_estimates(options, x);
-  check(options.eps >= 0, "{}: expected eps of at least 0, got {}", kOp, options.eps);
+  check(options.eps >= 0, "{}: expected eps of at least 0, got {}", kBatchNorm, options.eps);
   const Tensor& residual = options.residual;
   check(!residual.defined() ||
             (residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device()),
-        "{}: expected a residual like x, {} {} on {}", kOp, x.dtype(), x.shape(), x.device());
+        "{}: expected a residual like x, {} {} on {}", kBatchNorm, x.dtype(), x.shape(), x.device());
   if (x.numel() == 0) {  // an empty result that depends on all inputs
     Tensor y = x * 1.0;
     for (const Tensor& parameter : {weight, bias}) {
@@ -309,7 +310,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
     return residual.defined() ? y + residual : y;
   }
   check(!options.training || options.gather || x.numel() > x.shape()[1],
-        "{}: expected more than one element per channel in training, got x of shape {}", kOp, x.shape());
+        "{}: expected more than one element per channel in training, got x of shape {}", kBatchNorm, x.shape());
   BatchNormOptions rest = options;
   rest.residual = {};
   return autograd::apply(BatchNorm{rest}, x, weight.defined() ? contiguous(weight) : weight,

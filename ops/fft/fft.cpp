@@ -25,9 +25,10 @@ using kernels::FftKind;
 // The factors that belong to the elements of half a spectrum: `ends` for the first and, if n is even, the last one,
 // `middle` for the others, which stand for two. Shape (n / 2 + 1), and axes of length 1.
 Tensor half_weights(std::int64_t n, double ends, double middle, const Tensor& like, int axes_after) {
-  const Tensor k = arange(static_cast<double>(n / 2 + 1), int64, like.device());
+  const std::int64_t half = n / 2;
+  const Tensor k = arange(static_cast<double>(half + 1), int64, like.device());
   const Tensor is_end = logical_or(eq(k, 0), eq(2 * k, static_cast<double>(n)));
-  Shape shape{n / 2 + 1};
+  Shape shape{half + 1};
   for (int i = 0; i < axes_after; ++i) {
     shape.push_back(1);
   }
@@ -220,12 +221,14 @@ Tensor rfft2(const Tensor& x, const Fft2Options& options) { return along_all(kRf
 Tensor irfft2(const Tensor& x, const Fft2Options& options) { return along_all(kIrfft2, x, options); }
 
 Tensor fftfreq(std::int64_t n, double spacing, DType dtype, Device device) {
+  const std::int64_t half = n / 2;
   const Tensor numbers = arange(static_cast<double>(n), int64, device);
-  return ifftshift(frequencies(numbers - static_cast<double>(n / 2), n, spacing, dtype, "fftfreq"));
+  return ifftshift(frequencies(numbers - static_cast<double>(half), n, spacing, dtype, "fftfreq"));
 }
 
 Tensor rfftfreq(std::int64_t n, double spacing, DType dtype, Device device) {
-  return frequencies(arange(static_cast<double>(n / 2 + 1), int64, device), n, spacing, dtype, "rfftfreq");
+  const std::int64_t half = n / 2;
+  return frequencies(arange(static_cast<double>(half + 1), int64, device), n, spacing, dtype, "rfftfreq");
 }
 
 Tensor fftshift(const Tensor& x, const Dims& axes) { return rolled_half(x, axes, false, "fftshift"); }

@@ -77,7 +77,7 @@ std::vector<Neighbor> neighbors(const Tensor& at, double size, const GridSampleO
   return {{left, 1 - right_weight}, {left + 1, right_weight}};
 }
 
-Tensor product(const Tensor& a, const Tensor& b) { return !a.defined() ? b : !b.defined() ? a : a * b; }
+Tensor product_of_defined(const Tensor& a, const Tensor& b) { return !a.defined() ? b : !b.defined() ? a : a * b; }
 
 // The weighted sum of rows of `table` over all combinations of neighbors along the axes from `axis` on. `row` is the
 // number of the row as far as the axes before it determine it, `inside` whether they are inside of the image.
@@ -85,7 +85,7 @@ void add_samples(Tensor& sum, const Tensor& table, const std::vector<std::vector
                  const std::vector<std::int64_t>& sizes, std::size_t axis, const Tensor& row, const Tensor& inside,
                  const Tensor& weight) {
   if (axis == axes.size()) {
-    const Tensor factor = product(inside, weight);
+    const Tensor factor = product_of_defined(inside, weight);
     const Tensor taken = index_select(table, 0, reshape(row, {-1}));
     const Tensor term = taken * reshape(factor, {-1, 1});
     sum = sum.defined() ? sum + term : term;
@@ -97,7 +97,7 @@ void add_samples(Tensor& sum, const Tensor& table, const std::vector<std::vector
     const Tensor is_inside = logical_and(ge(position, 0), le(position, last));
     const Tensor index = masked_fill(position, logical_not(is_inside), 0).to(int64);
     add_samples(sum, table, axes, sizes, axis + 1, row * static_cast<double>(sizes[axis]) + index,
-                product(inside, is_inside.to(table.dtype())), product(weight, neighbor.weight));
+                product_of_defined(inside, is_inside.to(table.dtype())), product_of_defined(weight, neighbor.weight));
   }
 }
 
