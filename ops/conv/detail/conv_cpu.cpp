@@ -378,14 +378,18 @@ Filters<P> backward_filters(const Sizes& s, const Grid& grid, const T* weight) {
   return filters;
 }
 
-// A flat grid of images needs no columns if rows of the source are copied with zeros between them: what a tap meets at
-// consecutive places, and at the zeros after each row, is then consecutive in memory, at a distance that depends on the
-// tap. Products are summed at the zeros, too, but nothing is gathered for each tap. Worth it for few channels.
+// A grid of images needs no columns if rows of the source are copied with zeros between them: what a tap meets at
+// consecutive places, and between the rows, is then consecutive in memory, at a distance that depends on the tap. With
+// a stride, elements whose positions have the same remainder, a phase, are copied together. Products are summed between
+// the rows, too, but nothing is gathered for each tap. Worth it for few channels.
 struct Band {
   std::int64_t rows = 0;                      // of places at a time; 0: not worth it
   std::int64_t pitch = 0;                     // from a row to the next
+  std::int64_t reach = 0;                     // the elements of a row that taps meet
   std::int64_t before = 0;                    // zeros before the first row
-  std::int64_t first_row = 0, more_rows = 0;  // of the source, from a place's row; and beside as many rows as places
+  std::int64_t first_row = 0, more_rows = 0;  // of a phase, from a place's row; and beside as many rows as places
+  std::vector<std::array<int, 2>> phases;     // the remainders along y and x
+  std::vector<TapOfGrid> taps;                // the number of its phase, and where in the phase it starts
 
   std::int64_t columns(std::int64_t width, std::int64_t tile) const {
     return ceil_div((rows - 1) * pitch + width, tile) * tile;
@@ -395,23 +399,38 @@ struct Band {
 Band band_of(const Grid& grid, const std::vector<TapOfGrid>& taps, const Lengths& source, std::int64_t in_channels,
              std::int64_t out_channels, std::int64_t tile) {
   constexpr std::int64_t kGathering = 20;  // the cost of gathering a tile's row, in channels of the result
-  if (taps.empty() || !is_flat(grid, source) || source[0] != 1 || grid.axes[0].count != 1 ||
+  if (taps.empty() || source[0] != 1 || grid.axes[0].count != 1 ||
       std::any_of(taps.begin(), taps.end(), [](const TapOfGrid& tap) { return tap.z != 0; })) {
     return {};
   }
-  const auto [least_x, most_x] =
-      std::minmax_element(taps.begin(), taps.end(), [](const auto& a, const auto& b) { return a.x < b.x; });
-  const auto [least_y, most_y] =
-      std::minmax_element(taps.begin(), taps.end(), [](const auto& a, const auto& b) { return a.y < b.y; });
-  Band band{
-      .before = std::max<std::int64_t>(-least_x->x, 0), .first_row = least_y->y, .more_rows = most_y->y - least_y->y};
-  band.pitch = source[2] + std::max(band.before, most_x->x);
-  const std::int64_t fit = std::min(kBlockElements / (in_channels * band.pitch) - band.more_rows,
-                                    kBlockElements / (out_channels * band.pitch));
-  const std::int64_t all = grid.axes[1].count;
+  Band band;
+  const std::int64_t all = grid.axes[1].count, width = grid.axes[2].count;
+  const auto floor_div = [](std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); };
+  std::int64_t last_row = INT64_MIN, elements = 0;
+  band.first_row = INT64_MAX;
+  band.reach = width;
+  for (const TapOfGrid& tap : taps) {
+    const std::int64_t y_stride = grid.axes[1].stride, x_stride = grid.axes[2].stride;
+    const std::int64_t y = floor_div(tap.y, y_stride), x = floor_div(tap.x, x_stride);
+    const std::array<int, 2> phase{static_cast<int>(tap.y - y * y_stride), static_cast<int>(tap.x - x * x_stride)};
+    const auto at = std::find(band.phases.begin(), band.phases.end(), phase);
+    band.taps.push_back({at - band.phases.begin(), 0, y, x});
+    if (at == band.phases.end()) {
+      band.phases.push_back(phase);
+    }
+    band.first_row = std::min(band.first_row, y);
+    last_row = std::max(last_row, y);
+    band.before = std::max(band.before, -x);
+    band.reach = std::max(band.reach, width + x);
+    elements = std::max(elements, ceil_div(source[2] - phase[1], x_stride));
+  }
+  band.more_rows = last_row - band.first_row;
+  band.pitch = std::max(band.reach, std::min(elements, band.reach) + band.before);
+  const std::int64_t planes = in_channels * static_cast<std::int64_t>(band.phases.size());
+  const std::int64_t fit =
+      std::min(kBlockElements / (planes * band.pitch) - band.more_rows, kBlockElements / (out_channels * band.pitch));
   band.rows = ceil_div(all, ceil_div(all, std::clamp<std::int64_t>(fit, 1, all)));
-  const bool worth =
-      band.columns(source[2], tile) * out_channels <= band.rows * source[2] * (out_channels + kGathering);
+  const bool worth = band.columns(width, tile) * out_channels <= band.rows * width * (out_channels + kGathering);
   return worth ? band : Band{};
 }
 
@@ -584,36 +603,43 @@ void convolve_images(const Convolution& args, const Sizes& s, bool forward) {
   };
   const auto by_band = [&](const Part& part, std::int64_t index, Scratch<P>& scratch) {
     const Grid& grid = *part.grid;
-    const std::int64_t height = source.size[1], width = source.size[2], pitch = part.band.pitch;
-    const std::int64_t bands = ceil_div(grid.axes[1].count, part.band.rows);
-    const std::int64_t image = index / bands, first = index % bands * part.band.rows;
-    Band band = part.band;
-    band.rows = std::min(band.rows, grid.axes[1].count - first);
-    const std::int64_t columns = band.columns(width, kTile), lines = band.rows + band.more_rows;
-    P* const padded = gemm::grown(scratch.columns, band.before + in_channels * lines * pitch + pitch + columns);
+    const Band& band = part.band;
+    const std::int64_t height = source.size[1], width = source.size[2], pitch = band.pitch;
+    const std::int64_t bands = ceil_div(grid.axes[1].count, band.rows);
+    const std::int64_t image = index / bands, first = index % bands * band.rows;
+    const std::int64_t rows = std::min(band.rows, grid.axes[1].count - first), lines = rows + band.more_rows;
+    const std::int64_t columns = band.columns(grid.axes[2].count, kTile);
+    const auto phases = static_cast<std::int64_t>(band.phases.size());
+    const std::int64_t size = band.before + (in_channels * phases * lines + 1) * pitch + columns;
+    P* const padded = gemm::grown(scratch.columns, size);
     std::fill_n(padded, band.before, P{});
     P* to = padded + band.before;
     for (std::int64_t c = 0; c < in_channels; ++c) {
       const T* const channel = source.at(image, part.group * in_channels + c);
-      for (std::int64_t line = 0; line < lines; ++line, to += pitch) {
-        const std::int64_t y = first + band.first_row + line;
-        const bool inside = y >= 0 && y < height;
-        if (inside) {
-          copy_run(channel + y * width, width, to);
+      for (const auto& [y_phase, x_phase] : band.phases) {
+        const std::int64_t stride = grid.axes[2].stride;
+        const std::int64_t count = std::clamp<std::int64_t>(ceil_div(width - x_phase, stride), 0, band.reach);
+        for (std::int64_t line = 0; line < lines; ++line, to += pitch) {
+          const std::int64_t y = (first + band.first_row + line) * grid.axes[1].stride + y_phase;
+          const std::int64_t inside = y >= 0 && y < height ? count : 0;
+          if (inside > 0) {
+            copy_strided(channel + y * width + x_phase, stride, inside, to);
+          }
+          std::fill(to + inside, to + pitch, P{});
         }
-        std::fill(to + (inside ? width : 0), to + pitch, P{});
       }
     }
-    std::fill(to, padded + band.before + in_channels * lines * pitch + pitch + columns, P{});
+    std::fill(to, padded + size, P{});
     scratch.offsets.clear();
     for (std::int64_t c = 0; c < in_channels; ++c) {
-      for (const TapOfGrid& tap : part.taps) {
-        scratch.offsets.push_back(band.before + (c * lines + tap.y - band.first_row) * pitch + tap.x);
+      for (const TapOfGrid& tap : band.taps) {
+        const std::int64_t line = (c * phases + tap.tap) * lines + tap.y - band.first_row;
+        scratch.offsets.push_back(band.before + line * pitch + tap.x);
       }
     }
     scratch.rows.clear();
-    for (std::int64_t row = 0; row < band.rows; ++row) {
-      scratch.rows.push_back({image, 0, first + row, 0, width, row * pitch, 0});
+    for (std::int64_t row = 0; row < rows; ++row) {
+      scratch.rows.push_back({image, 0, first + row, 0, grid.axes[2].count, row * pitch, 0});
     }
     S* const sums = gemm::grown(scratch.sums, out_channels * columns);
     if constexpr (kOnTiles<P>) {
