@@ -95,11 +95,11 @@ Tensor read_idx(const std::filesystem::path& path, std::uint64_t max_bytes) {
         "{}: expected an IDX file, got one that begins with the bytes {:02x} {:02x} {:02x} {:02x}", file.name,
         std::to_integer<int>(magic[0]), std::to_integer<int>(magic[1]), std::to_integer<int>(magic[2]), axes);
   std::array<std::byte, 4 * kMaxRank> sizes;
-  file.read_all(std::span(sizes).first(static_cast<std::size_t>(4 * axes)));
+  file.read_all(std::span(sizes).first(4 * static_cast<std::size_t>(axes)));
   Shape shape;
   std::uint64_t numel = 1;
   for (int i = 0; i < axes; ++i) {
-    const std::uint32_t size = big_endian(&sizes[static_cast<std::size_t>(4 * i)]);
+    const std::uint32_t size = big_endian(&sizes[4 * static_cast<std::size_t>(i)]);
     shape.push_back(size);
     check(size == 0 || numel <= file.most() / type->bytes / size, "{}: the IDX file is truncated: its sizes are {}",
           file.name, shape);
