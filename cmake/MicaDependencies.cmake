@@ -36,6 +36,31 @@ else()
   set(MICA_JSON_INCLUDE "${json_SOURCE_DIR}/include")
 endif()
 
+# utf8proc: Unicode normalization and grapheme clusters, used in io/.
+find_path(MICA_UTF8PROC_INCLUDE utf8proc.h)
+find_library(MICA_UTF8PROC_LIBRARY NAMES utf8proc)
+mark_as_advanced(MICA_UTF8PROC_INCLUDE MICA_UTF8PROC_LIBRARY)
+if(NOT MICA_UTF8PROC_INCLUDE OR NOT MICA_UTF8PROC_LIBRARY)
+  message(FATAL_ERROR "utf8proc was not found. Debian: libutf8proc-dev")
+endif()
+
+# Oniguruma: regular expressions of tokenizers; optional.
+set(MICA_WITH_ONIGURUMA 0)
+if(NOT MICA_ONIGURUMA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "MICA_ONIGURUMA: expected AUTO, ON or OFF, got ${MICA_ONIGURUMA}")
+endif()
+if(NOT MICA_ONIGURUMA STREQUAL "OFF")
+  find_path(MICA_ONIGURUMA_INCLUDE oniguruma.h)
+  find_library(MICA_ONIGURUMA_LIBRARY NAMES onig)
+  mark_as_advanced(MICA_ONIGURUMA_INCLUDE MICA_ONIGURUMA_LIBRARY)
+  if(MICA_ONIGURUMA_INCLUDE AND MICA_ONIGURUMA_LIBRARY)
+    set(MICA_WITH_ONIGURUMA 1)
+  elseif(MICA_ONIGURUMA STREQUAL "ON")
+    message(FATAL_ERROR "MICA_ONIGURUMA is ON, but Oniguruma was not found. Debian: libonig-dev")
+  endif()
+endif()
+message(STATUS "mica: any regular expression in tokenizers ${MICA_WITH_ONIGURUMA} (MICA_ONIGURUMA=${MICA_ONIGURUMA})")
+
 # CLI11: headers only, command-line options of examples and benchmarks.
 if(MICA_EXAMPLES OR MICA_BENCHMARKS)
   find_package(CLI11 2.1 QUIET)

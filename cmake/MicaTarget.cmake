@@ -18,6 +18,17 @@ if(MICA_WITH_LIBBACKTRACE)
   target_compile_definitions(mica PRIVATE MICA_WITH_LIBBACKTRACE=1)
 endif()
 
+# Each used by one file only.
+target_link_libraries(mica PRIVATE ${MICA_UTF8PROC_LIBRARY})
+target_include_directories(mica SYSTEM PRIVATE ${MICA_UTF8PROC_INCLUDE})
+set_source_files_properties(io/detail/regular_expression.cpp PROPERTIES
+                            COMPILE_DEFINITIONS "MICA_WITH_ONIGURUMA=${MICA_WITH_ONIGURUMA}"
+                            SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
+if(MICA_WITH_ONIGURUMA)
+  target_link_libraries(mica PRIVATE ${MICA_ONIGURUMA_LIBRARY})
+  target_include_directories(mica SYSTEM PRIVATE ${MICA_ONIGURUMA_INCLUDE})
+endif()
+
 if(MICA_WITH_MPI)
   # Only one file gets MPI's headers, so that all others compile as they do without MPI.
   target_link_libraries(mica PRIVATE $<LINK_ONLY:MPI::MPI_CXX>)

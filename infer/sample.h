@@ -21,7 +21,8 @@ struct SamplingOptions {
 
 /// Samples a token from the softmax of each row's logits: applies the repetition penalty (Keskar et al., 2019,
 /// arXiv:1909.05858), then temperature, top_k and top_p (Holtzman et al., 2020, arXiv:1904.09751), as in transformers.
-/// Computes in float64.
+/// Computes in float64. Of tokens with equal logits at the boundary of top_k or top_p, those with smaller numbers are
+/// kept; transformers keeps all that are equal to the k-th largest.
 ///
 /// @param logits    (B, vocab), floating.
 /// @param uniforms  (B, 1) float64 in (0, 1], contiguous, on the logits' device: a random number for each row; not read

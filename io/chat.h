@@ -3,55 +3,55 @@
 // Formats conversations as text for chat models.
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include <mica/io/detail/jinja.h>
 #include <mica/io/tokenizer.h>
 
 namespace mica::io {
 
-namespace detail {
-struct ChatWriter;
-}
-
 struct ChatMessage {
-  std::string role;  ///< "system", "user" or "assistant"
+  std::string role;  ///< such as "system", "user", "assistant" or "tool"
   std::string content;
+  /// More members of the message as a JSON object, such as {"tool_calls": [{"function": {"name": …, "arguments":
+  /// {…}}}]} or
+  /// {"reasoning_content": …}; empty: none.
+  std::string others{};
 };
 
 struct ChatOptions {
   bool add_generation_prompt = true;  ///< end with the beginning of an answer
-  bool thinking = true;               ///< false: ask Qwen 3 to answer without thinking
-  std::string date = "26 Jul 2024";  ///< in the system message of Llama 3.1 and later; this is their templates' default
+  bool thinking = true;               ///< false: ask models such as Qwen 3 to answer without thinking (enable_thinking)
+  std::string date{};   ///< "26 Jul 2024", for templates that insert it (date_string); empty: as the template does
+  std::string tools{};  ///< the functions that the model may call, a JSON list as transformers takes it; empty: none
+  std::string variables{};  ///< more variables of the template, a JSON object; empty: none
+  /// The time for templates that insert the current one, in seconds since 1970; −1: now.
+  std::int64_t time = -1;
 };
 
-/// One of the chat formats that mica knows, chosen by a tokenizer's Jinja template: templates are recognized, not
-/// executed.
-///
-/// - Llama 3: "<|start_header_id|>user<|end_header_id|>\n\n…<|eot_id|>", from 3.1 on with dates in the system message.
-/// - ChatML, as Qwen 2 to 3 and SmolLM use it: "<|im_start|>user\n…<|im_end|>\n", with the template's system message if
-///   the conversation has none. Qwen 3's thoughts are removed from earlier answers.
-/// - Gemma 2: "<start_of_turn>user\n…<end_of_turn>\n", without a system message, user and assistant in turn.
+/// A tokenizer's chat template: a program in the language Jinja, which renders conversations as the package
+/// transformers does. docs/tokenizers.md lists what mica knows of the language. A template can do nothing but compute a
+/// text, within bounds of time and memory.
 class ChatFormat {
  public:
-  /// Throws an Error if the template is empty or unknown.
-  explicit ChatFormat(std::string_view jinja);
+  /// Throws an Error if the tokenizer has no chat template, and for one that is not valid or not supported.
+  explicit ChatFormat(Tokenizer tokenizer);
 
   /// The conversation as text, from its first special token on: encode it without adding special tokens. Throws an
-  /// Error for roles that the template does not have.
+  /// Error for what the template refuses, for others, tools or variables that are not JSON, and without messages.
   std::string text(std::span<const ChatMessage> messages, const ChatOptions& options = {}) const;
-  /// The tokens of text(). Special tokens in the contents of messages are encoded as plain text, so that a message
-  /// cannot end itself or start another.
-  std::vector<std::int64_t> encode(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
-                                   const ChatOptions& options = {}) const;
-  /// The token that ends an answer.
-  std::int64_t end_token(const Tokenizer& tokenizer) const;
+  /// The tokens of text(). Special tokens in messages and tools are encoded as plain text, so that a message cannot end
+  /// itself or start another.
+  std::vector<std::int64_t> encode(std::span<const ChatMessage> messages, const ChatOptions& options = {}) const;
+  /// The token that ends an answer: the first special token behind one; the tokenizer's eos_token() if there is none or
+  /// the template refuses. Throws an Error without either.
+  std::int64_t end_token() const;
 
  private:
-  std::shared_ptr<const detail::ChatWriter> writer_;
+  Tokenizer tokenizer_;
+  detail::jinja::Template template_;
 };
 
 }  // namespace mica::io

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <set>
 #include <span>
@@ -16,6 +17,7 @@
 #include <mica/io/detail/byte_alphabet.h>
 #include <mica/io/detail/gguf_entries.h>
 #include <mica/io/detail/in_quotes.h>
+#include <mica/io/detail/sentence_piece.h>
 #include <mica/io/detail/tokenizer_file.h>
 #include <mica/io/detail/unicode.h>
 #include <mica/io/gguf_tokenizer.h>
@@ -31,6 +33,7 @@ using detail::Merge;
 using detail::Pattern;
 using detail::PreTokenizer;
 using detail::PreTokenizerStep;
+using detail::SentencePieceModel;
 using detail::TokenizerDescription;
 using detail::TokenizerParts;
 using detail::TokenizerSettings;
@@ -41,6 +44,11 @@ constexpr const char* kPreKey = "tokenizer.ggml.pre";
 constexpr const char* kTokensKey = "tokenizer.ggml.tokens";
 constexpr const char* kTypesKey = "tokenizer.ggml.token_type";
 constexpr const char* kMergesKey = "tokenizer.ggml.merges";
+constexpr const char* kScoresKey = "tokenizer.ggml.scores";
+constexpr const char* kMapKey = "tokenizer.ggml.precompiled_charsmap";
+constexpr const char* kRemoveSpacesKey = "tokenizer.ggml.remove_extra_whitespaces";
+constexpr const char* kSpacePrefixKey = "tokenizer.ggml.add_space_prefix";
+constexpr const char* kUnknownKey = "tokenizer.ggml.unknown_token_id";
 constexpr const char* kBosKey = "tokenizer.ggml.bos_token_id";
 constexpr const char* kEosKey = "tokenizer.ggml.eos_token_id";
 constexpr const char* kEotKey = "tokenizer.ggml.eot_token_id";
@@ -80,6 +88,11 @@ std::span<const Recipe> recipes() {
        .names = {"deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "kormo", "f2llmv2", "grok-2", "solar-open"}},
   }};
   return all;
+}
+
+detail::Normalizer normalizer_of(const Recipe& recipe) {
+  using Kind = detail::NormalizerStep::Kind;
+  return recipe.is_nfc ? detail::Normalizer{{.kind = Kind::form, .form = detail::NormalForm::c}} : detail::Normalizer{};
 }
 
 const Recipe& recipe_of(const GgufEntries& entries) {
@@ -184,6 +197,67 @@ void read_tokens(const GgufEntries& entries, TokenizerDescription& out) {
   out.vocabulary = Vocabulary(std::move(all), entries.what());
 }
 
+/// Which tokens are added to a text if the file does not say.
+struct Frame {
+  bool adds_bos, adds_eos;
+};
+
+TokenizerDescription byte_level(const GgufEntries& entries, Frame& frame) {
+  const Recipe& recipe = recipe_of(entries);
+  TokenizerDescription description;
+  description.pre_tokenizer = recipe.steps;
+  description.normalizer = normalizer_of(recipe);
+  description.byte_pair.ignore_merges = recipe.ignore_merges;
+  frame.adds_bos = recipe.adds_bos;
+  read_tokens(entries, description);
+  const auto& merges =
+      *entries.needed(kMergesKey, entries.find<std::vector<std::string>>(kMergesKey, "a list of texts"));
+  description.merges.reserve(merges.size());
+  for (const std::string& merge : merges) {
+    description.merges.push_back(
+        detail::merge_of(description.vocabulary, utf8(entries, kMergesKey, merge), entries.what()));
+  }
+  return description;
+}
+
+std::string character_map_of(const GgufEntries& entries) {
+  if (!entries.has(kMapKey)) {
+    return "";
+  }
+  if (const auto* const bytes = entries.find_as<std::vector<std::uint8_t>>(kMapKey)) {
+    return {bytes->begin(), bytes->end()};
+  }
+  const auto& bytes = *entries.needed(kMapKey, entries.find<std::vector<std::int8_t>>(kMapKey, "a list of bytes"));
+  return {bytes.begin(), bytes.end()};
+}
+
+SentencePieceModel sentence_piece_of(const GgufEntries& entries, const std::string& model) {
+  const std::vector<std::string>& tokens = tokens_of(entries);
+  const std::vector<std::int32_t> types = types_of(entries, tokens.size());
+  const auto& scores =
+      *entries.needed(kScoresKey, entries.find<std::vector<float>>(kScoresKey, "a list of numbers of type float32"));
+  check(scores.size() == tokens.size(), "{}: \"{}\" has {} tokens and \"{}\" {} scores", entries.what(), kTokensKey,
+        tokens.size(), kScoresKey, scores.size());
+  const auto flag = [&](const char* key, bool otherwise) {
+    const bool* const value = entries.find<bool>(key, "a bool");
+    return value != nullptr ? *value : otherwise;
+  };
+  const std::optional<std::int64_t> unknown = token_id(entries, kUnknownKey, tokens.size());
+  SentencePieceModel result{.pieces = {},
+                            .is_unigram = model == "t5",
+                            .unknown_token = unknown.value_or(model == "t5" ? 2 : 0),
+                            .character_map = character_map_of(entries),
+                            .removes_spaces = flag(kRemoveSpacesKey, false),
+                            .adds_prefix = flag(kSpacePrefixKey, true),
+                            .finds_in_raw_text = true};
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    check(!std::isnan(scores[i]), "{}: score {} in \"{}\" is not a number", entries.what(), i, kScoresKey);
+    result.has_byte_tokens = result.has_byte_tokens || types[i] == SentencePieceModel::byte;
+    result.pieces.push_back({utf8(entries, kTokensKey, tokens[i]), scores[i], types[i]});
+  }
+  return result;
+}
+
 /// A name such as "[PAD7]" for an unused number.
 std::string padding_name(const Vocabulary& vocabulary, std::int64_t id) {
   std::string name = fmt::format("[PAD{}]", id);
@@ -216,24 +290,12 @@ Tokenizer gguf_tokenizer(const GgufMetadata& metadata, const std::string& what) 
   const GgufEntries entries(metadata, what);
   check(has_gguf_tokenizer(metadata), "{}: it has no tokenizer", what);
   const std::string& model = entries.text(kModelKey);
-  check(model == "gpt2", "{}: the tokenizer is of the model {}{}, which is not supported, only \"gpt2\", {}", what,
-        in_quotes(model),
-        model == "llama"  ? ", SentencePiece"
-        : model == "bert" ? ", WordPiece"
-                          : "",
-        "byte-level byte-pair encoding");
-  const Recipe& recipe = recipe_of(entries);
-  TokenizerDescription description;
-  description.pre_tokenizer = recipe.steps;
-  description.is_nfc = recipe.is_nfc;
-  description.ignore_merges = recipe.ignore_merges;
-  read_tokens(entries, description);
-  const auto& merges =
-      *entries.needed(kMergesKey, entries.find<std::vector<std::string>>(kMergesKey, "a list of texts"));
-  description.merges.reserve(merges.size());
-  for (const std::string& merge : merges) {
-    description.merges.push_back(detail::merge_of(description.vocabulary, utf8(entries, kMergesKey, merge), what));
-  }
+  check(model == "gpt2" || model == "llama" || model == "t5",
+        "{}: the tokenizer is of the model {}{}, which is not supported, only \"gpt2\", \"llama\" and \"t5\"", what,
+        in_quotes(model), model == "bert" ? ", WordPiece" : "");
+  Frame frame{.adds_bos = model == "llama", .adds_eos = model == "t5"};
+  TokenizerDescription description =
+      model == "gpt2" ? byte_level(entries, frame) : describe_sentence_piece(sentence_piece_of(entries, model), what);
 
   TokenizerSettings settings;
   const Vocabulary& vocabulary = description.vocabulary;
@@ -247,6 +309,13 @@ Tokenizer gguf_tokenizer(const GgufMetadata& metadata, const std::string& what) 
   read_id(kEotKey, settings.eot_token);
   read_id(kEomKey, settings.eom_token);
   read_id(kPadKey, settings.pad_token);
+  for (const auto& [name, token] : {std::pair{"bos_token", settings.bos_token},
+                                    {"eos_token", settings.eos_token},
+                                    {"pad_token", settings.pad_token}}) {
+    if (token) {
+      settings.named_tokens.emplace_back(name, *token);
+    }
+  }
   const auto add = [&](const std::string& flag, bool otherwise, std::optional<std::int64_t> id, const std::string& key,
                        std::vector<std::int64_t>& tokens) {
     const bool* const own = entries.find<bool>(flag, "a bool");
@@ -254,8 +323,8 @@ Tokenizer gguf_tokenizer(const GgufMetadata& metadata, const std::string& what) 
       tokens.push_back(entries.needed(key, id));
     }
   };
-  add(kAddBosKey, recipe.adds_bos, bos, kBosKey, description.before);
-  add(kAddEosKey, false, eos, kEosKey, description.after);
+  add(kAddBosKey, frame.adds_bos, bos, kBosKey, description.before);
+  add(kAddEosKey, frame.adds_eos, eos, kEosKey, description.after);
   if (const auto* const jinja = entries.find<std::string>(kChatTemplateKey, "a text")) {
     settings.chat_template = utf8(entries, kChatTemplateKey, *jinja);
   }
@@ -271,10 +340,11 @@ std::vector<std::int64_t> gguf_end_tokens(const GgufMetadata& metadata) {
 GgufMetadata gguf_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary_size) {
   const TokenizerSettings& settings = TokenizerParts::settings(tokenizer);
   const TokenizerDescription description = TokenizerParts::description(tokenizer);
-  check(!description.word_piece, "gguf_metadata: tokenizers with WordPiece are not supported, only byte-pair encoding");
+  check(!description.word_piece && !description.unigram && !description.byte_pair.of_characters,
+        "gguf_metadata: only tokenizers with byte-pair encoding of bytes are supported");
   const auto recipe = std::find_if(recipes().begin(), recipes().end(), [&](const Recipe& r) {
-    return r.steps == description.pre_tokenizer && r.is_nfc == description.is_nfc &&
-           r.ignore_merges == description.ignore_merges;
+    return r.steps == description.pre_tokenizer && normalizer_of(r) == description.normalizer &&
+           detail::BytePairOptions{.ignore_merges = r.ignore_merges} == description.byte_pair;
   });
   check(recipe != recipes().end(), "gguf_metadata: llama.cpp has no tokenizer that prepares a text as this one does{}",
         std::any_of(description.pre_tokenizer.begin(), description.pre_tokenizer.end(),
@@ -295,7 +365,7 @@ GgufMetadata gguf_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary_s
   }
   for (const AddedToken& token : description.added_tokens) {
     const bool is_plain = !token.single_word && !token.strip_left && !token.strip_right;
-    check(is_plain && !(token.normalized && description.is_nfc),
+    check(is_plain && !(token.normalized && !description.normalizer.empty()),
           "gguf_metadata: GGUF cannot express that the token {} is a single word, absorbs adjacent spaces or "
           "is searched for in the normalized text",
           in_quotes(token.content));

@@ -3,6 +3,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <unordered_map>
 
@@ -10,6 +11,7 @@
 #include <mica/core/parallel.h>
 #include <mica/core/progress.h>
 #include <mica/io/detail/gguf_header.h>
+#include <mica/io/detail/sentence_piece.h>
 #include <mica/io/detail/tokenizer_file.h>
 #include <mica/io/detail/word_cache.h>
 #include <mica/io/file.h>
@@ -26,6 +28,8 @@ constexpr std::size_t kLongestText = std::size_t{1} << 31;  // positions in word
 
 constexpr std::size_t kReportedText = std::size_t{1} << 20;  // bytes; worth a progress report
 constexpr std::size_t kNormalizedPiece = std::size_t{1} << 18;
+
+constexpr std::size_t kLeastUnigramPart = std::size_t{1} << 18;
 
 /// Reports progress in bytes, but not after each word, which would be slow.
 class Meter {
@@ -61,7 +65,10 @@ class Meter {
 struct Scratch {
   detail::WordCache words;
   detail::BytePairScratch pairs;
+  detail::UnigramScratch unigram;
 };
+
+constexpr std::string_view kSpaceMark = "\u2581";  // stands for a space in SentencePiece's tokens
 
 }  // namespace
 
@@ -73,14 +80,28 @@ struct Tokenizer::State {
     return id < 0 ? std::nullopt : std::optional(id);
   }
 
+  // As the package `tokenizers`, decodes added tokens to the text that is searched for.
+  const std::string& shown_text(std::int64_t token) const {
+    const auto own = added.find(token);
+    return own != added.end() ? own->second.content : vocabulary[token].text;
+  }
+
   // `progress` may be null.
   std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options, Scratch& scratch,
                                    ProgressTask* progress) const;
   // The normalized text: stored in `normalized`, or `text` itself if it does not change.
   std::string_view normalized(std::string_view text, std::string& normalized) const;
-  void encode_words(std::string_view text, Scratch& scratch, Meter& meter, std::vector<std::int64_t>& out) const;
-  void encode_part(std::string_view part, const EncodeOptions& options, Scratch& scratch, Meter& meter,
+  std::string normalized_in_parts(std::string_view text, std::size_t first, std::size_t last) const;
+  // `is_first`: the part begins the text.
+  void encode_words(std::string_view text, bool is_first, const EncodeOptions& options, Scratch& scratch, Meter& meter,
+                    std::vector<std::int64_t>& out) const;
+  void encode_part(std::string_view part, bool is_first, const EncodeOptions& options, Scratch& scratch, Meter& meter,
                    std::vector<std::int64_t>& out) const;
+  // Appends the tokens of a word. Returns whether the vocabulary has all of it.
+  bool encode_word(std::string_view word, Scratch& scratch, std::vector<std::int64_t>& out) const;
+  void find_cuts();
+  template <class Sink>
+  void cut(std::string_view text, const Sink& sink) const;
 
   // Takes scratch memory that no thread is using.
   std::unique_ptr<Scratch> borrow() const {
@@ -100,9 +121,14 @@ struct Tokenizer::State {
   detail::Vocabulary vocabulary;
   detail::BytePairEncoder encoder;
   std::optional<detail::WordPieceEncoder> word_piece;  // instead of byte-pair encoding
-  bool is_nfc;
-  std::optional<detail::BertNormalization> bert;
+  std::optional<detail::UnigramEncoder> unigram;       // or this one
+  detail::Normalizer normalizer;
   detail::PreTokenizer pre_tokenizer;
+  detail::Decoder decoder;
+  bool joins_bytes;                     // the decoder only joins the tokens' bytes
+  std::vector<std::string> own_bytes;   // of each token, unless joins_bytes
+  bool cuts = false;                    // a text without spaces may be cut before kSpaceMark
+  std::set<char32_t> joined_to_spaces;  // but not after these characters, which are before one in a token
   std::vector<std::int64_t> before, after;
   std::unordered_map<std::int64_t, detail::AddedToken> added;
   detail::AddedTokenFinder in_text, in_normalized_text;
@@ -115,17 +141,20 @@ struct Tokenizer::State {
 Tokenizer::State::State(detail::TokenizerDescription description, detail::TokenizerSettings own_settings,
                         const std::string& what)
     : vocabulary(std::move(description.vocabulary)),
-      encoder(vocabulary, description.merges, description.ignore_merges, what),
+      encoder(vocabulary, description.merges, description.byte_pair, what),
       word_piece(std::move(description.word_piece)),
-      is_nfc(description.is_nfc),
-      bert(description.bert),
+      unigram(std::move(description.unigram)),
+      normalizer(std::move(description.normalizer)),
       pre_tokenizer(std::move(description.pre_tokenizer)),
+      decoder(std::move(description.decoder)),
+      joins_bytes(decoder.size() == 1 && decoder[0].kind == detail::DecoderStep::Kind::byte_level && !word_piece &&
+                  !unigram && !description.byte_pair.of_characters),
       before(std::move(description.before)),
       after(std::move(description.after)),
       settings(std::move(own_settings)) {
   std::vector<detail::AddedToken> raw, changed_with_text;
   for (detail::AddedToken& token : description.added_tokens) {
-    if (token.normalized) {
+    if (token.normalized && !token.is_normalized) {
       std::string changed;
       token.content = std::string(this->normalized(token.content, changed));
     }
@@ -134,6 +163,51 @@ Tokenizer::State::State(detail::TokenizerDescription description, detail::Tokeni
   }
   in_text = detail::AddedTokenFinder(std::move(raw));
   in_normalized_text = detail::AddedTokenFinder(std::move(changed_with_text));
+  if (!joins_bytes) {
+    for (std::int64_t id = 0; id < vocabulary.size(); ++id) {
+      own_bytes.push_back(vocabulary.has(id) ? detail::bytes_of_token(decoder, shown_text(id)) : "");
+    }
+  }
+  find_cuts();
+}
+
+// SentencePiece's models encode a text without cutting it into words. Parts of it can be encoded separately where no
+// token has the characters on both sides: usually before each space, which makes words that repeat.
+void Tokenizer::State::find_cuts() {
+  const detail::BytePairOptions& options = encoder.options();
+  const bool is_plain = unigram || (!word_piece && options.of_characters && !options.ignore_merges &&
+                                    options.prefix.empty() && options.suffix.empty());
+  if (!is_plain || vocabulary.id_of_bytes(kSpaceMark) < 0) {
+    return;
+  }
+  cuts = true;
+  for (std::int64_t id = 0; id < vocabulary.size(); ++id) {
+    const std::string_view text = vocabulary[id].bytes;
+    for (std::size_t at = text.find(kSpaceMark, 1); at != std::string_view::npos; at = text.find(kSpaceMark, at + 1)) {
+      joined_to_spaces.insert(detail::character_at(text.data() + detail::character_before(text, at)).code);
+    }
+  }
+}
+
+template <class Sink>
+void Tokenizer::State::cut(std::string_view text, const Sink& sink) const {
+  // Sums of a unigram model's scores would be rounded differently, so only huge texts are cut, to bound the memory.
+  const std::size_t least = unigram ? kLeastUnigramPart : 0;
+  std::size_t begin = 0;
+  for (std::size_t at = text.find(kSpaceMark, 1); at != std::string_view::npos; at = text.find(kSpaceMark, at + 1)) {
+    const char32_t before = detail::character_at(text.data() + detail::character_before(text, at)).code;
+    if (at - begin >= least && !joined_to_spaces.contains(before)) {
+      sink(text.substr(begin, at - begin));
+      begin = at;
+    }
+  }
+  sink(text.substr(begin));
+}
+
+bool Tokenizer::State::encode_word(std::string_view word, Scratch& scratch, std::vector<std::int64_t>& out) const {
+  return word_piece ? word_piece->encode(word, vocabulary, out)
+         : unigram  ? unigram->encode(word, vocabulary, scratch.unigram, out)
+                    : encoder.encode(word, vocabulary, scratch.pairs, out);
 }
 
 std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const EncodeOptions& options,
@@ -153,7 +227,7 @@ std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const 
   }
   in_text.split(
       text, options.parse_special_tokens,
-      [&](std::string_view part) { encode_part(part, options, scratch, meter, out); },
+      [&](std::string_view part) { encode_part(part, part.data() == text.data(), options, scratch, meter, out); },
       [&](std::int64_t token) { out.push_back(token); });
   if (options.add_special_tokens) {
     out.insert(out.end(), after.begin(), after.end());
@@ -162,49 +236,82 @@ std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const 
   return out;
 }
 
-void Tokenizer::State::encode_part(std::string_view part, const EncodeOptions& options, Scratch& scratch, Meter& meter,
-                                   std::vector<std::int64_t>& out) const {
+void Tokenizer::State::encode_part(std::string_view part, bool is_first, const EncodeOptions& options, Scratch& scratch,
+                                   Meter& meter, std::vector<std::int64_t>& out) const {
   std::string changed;
+  const std::string_view whole = normalized(part, changed);
   in_normalized_text.split(
-      normalized(part, changed), options.parse_special_tokens,
-      [&](std::string_view text) { encode_words(text, scratch, meter, out); },
+      whole, options.parse_special_tokens,
+      [&](std::string_view text) {
+        encode_words(text, is_first && text.data() == whole.data(), options, scratch, meter, out);
+      },
       [&](std::int64_t token) { out.push_back(token); });
 }
 
 std::string_view Tokenizer::State::normalized(std::string_view text, std::string& normalized) const {
-  if (!bert && !(is_nfc && detail::may_need_nfc(text))) {
-    return text;
+  for (std::size_t step = 0; step < normalizer.size();) {
+    std::size_t last = step;
+    while (last < normalizer.size() && detail::works_in_parts(normalizer[last])) {
+      ++last;
+    }
+    if (last > step + 1 || (last == step + 1 && detail::may_change(text, normalizer[step]))) {
+      normalized = normalized_in_parts(text, step, last);
+      text = normalized;
+    } else if (last == step) {
+      last = step + 1;
+      if (detail::may_change(text, normalizer[step])) {
+        normalized = detail::normalized(text, normalizer[step]);
+        text = normalized;
+      }
+    }
+    step = last;
   }
-  // In pieces that begin with an ASCII character, across which characters never combine.
+  return text;
+}
+
+// In pieces that begin with an ASCII character, across which characters never combine.
+std::string Tokenizer::State::normalized_in_parts(std::string_view text, std::size_t first, std::size_t last) const {
   std::optional<ProgressTask> progress;
   if (text.size() >= kReportedText) {
     progress.emplace("normalizing", static_cast<std::int64_t>(text.size()));
   }
-  normalized.reserve(text.size());
+  std::string result;
+  result.reserve(text.size());
   while (!text.empty()) {
     std::size_t size = std::min(kNormalizedPiece, text.size());
     while (size < text.size() && static_cast<unsigned char>(text[size]) >= 0x80) {
       ++size;
     }
-    const std::string_view piece = text.substr(0, size);
-    normalized += bert ? detail::bert_normalized(piece, *bert) : detail::nfc(piece);
+    std::string piece(text.substr(0, size));
+    for (std::size_t step = first; step < last; ++step) {
+      piece = detail::normalized(piece, normalizer[step]);
+    }
+    result += piece;
     text.remove_prefix(size);
     if (progress) {
       progress->advance(static_cast<std::int64_t>(size));
     }
   }
-  return normalized;
+  return result;
 }
 
-void Tokenizer::State::encode_words(std::string_view text, Scratch& scratch, Meter& meter,
-                                    std::vector<std::int64_t>& out) const {
+void Tokenizer::State::encode_words(std::string_view text, bool is_first, const EncodeOptions& options,
+                                    Scratch& scratch, Meter& meter, std::vector<std::int64_t>& out) const {
   const auto encode = [&](std::string_view word) {
     scratch.words.append(word, out, [&] {
-      word_piece ? word_piece->encode(word, vocabulary, out) : encoder.encode(word, vocabulary, scratch.pairs, out);
+      const bool is_known = encode_word(word, scratch, out);
+      check(is_known || !options.refuse_unknown, "encode: the vocabulary lacks a part of \"{}\"", word);
+      return is_known;  // so that the check is made again
     });
     meter.add(word.size());
   };
-  word_piece ? detail::bert_words(text, encode) : detail::pre_tokenize(pre_tokenizer, text, encode);
+  detail::pre_tokenize(pre_tokenizer, text, is_first, [&](std::string_view word) {
+    if (cuts) {
+      cut(word, encode);
+    } else {
+      encode(word);
+    }
+  });
 }
 
 namespace detail {
@@ -219,11 +326,12 @@ TokenizerDescription TokenizerParts::description(const Tokenizer& tokenizer) {
   TokenizerDescription result;
   result.vocabulary = Vocabulary(state.vocabulary.entries(), "tokenizer");
   result.word_piece = state.word_piece;
+  result.unigram = state.unigram;
   result.merges = state.encoder.merges();
-  result.ignore_merges = state.encoder.ignores_merges();
-  result.is_nfc = state.is_nfc;
-  result.bert = state.bert;
+  result.byte_pair = state.encoder.options();
+  result.normalizer = state.normalizer;
   result.pre_tokenizer = state.pre_tokenizer;
+  result.decoder = state.decoder;
   for (const auto& [id, token] : state.added) {
     result.added_tokens.push_back(token);
     result.added_tokens.back().content = state.vocabulary[id].text;  // the content before normalization
@@ -235,13 +343,67 @@ TokenizerDescription TokenizerParts::description(const Tokenizer& tokenizer) {
 
 const TokenizerSettings& TokenizerParts::settings(const Tokenizer& tokenizer) { return tokenizer.state_->settings; }
 
+const std::string& TokenizerParts::text(const Tokenizer& tokenizer, std::int64_t token) {
+  return tokenizer.state_->vocabulary[token].text;
+}
+
+std::vector<std::int64_t> TokenizerParts::encode_marked(const Tokenizer& tokenizer, std::string_view text,
+                                                        std::string_view mark) {
+  const Tokenizer::State& state = *tokenizer.state_;
+  std::vector<AddedToken> specials;
+  for (const std::int64_t id : tokenizer.special_tokens()) {
+    specials.push_back(state.added.at(id));
+    specials.back().content = state.vocabulary[id].text;
+  }
+  auto scratch = state.borrow();
+  Meter meter(nullptr);
+  std::vector<std::int64_t> out;
+  AddedTokenFinder(std::move(specials))
+      .split(
+          text, true,
+          [&](std::string_view part) {
+            const bool is_first = part.data() == text.data();
+            std::string own;
+            for (std::size_t at = part.find(mark); at != std::string_view::npos; at = part.find(mark)) {
+              own += part.substr(0, at);
+              part.remove_prefix(at + mark.size());
+            }
+            own += part;
+            const EncodeOptions plain{.add_special_tokens = false, .parse_special_tokens = false};
+            state.in_text.split(
+                own, false,
+                [&](std::string_view words) {
+                  state.encode_part(words, is_first && words.data() == own.data(), plain, *scratch, meter, out);
+                },
+                [&](std::int64_t token) { out.push_back(token); });
+          },
+          [&](std::int64_t token) { out.push_back(token); });
+  state.give_back(std::move(scratch));
+  return out;
+}
+
 }  // namespace detail
+
+namespace {
+
+// The SentencePiece file of a folder, if it has one.
+std::optional<std::filesystem::path> sentence_piece_file(const std::filesystem::path& folder) {
+  for (const char* const name : {"tokenizer.model", "spiece.model"}) {
+    if (is_there(folder / name)) {
+      return folder / name;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
 
 bool Tokenizer::is_in(const std::filesystem::path& folder) {
   if (detail::is_gguf(folder)) {
     return has_gguf_tokenizer(load_gguf_metadata(folder));
   }
-  return is_there(folder / "tokenizer.json") || (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"));
+  return is_there(folder / "tokenizer.json") || (is_there(folder / "vocab.json") && is_there(folder / "merges.txt")) ||
+         sentence_piece_file(folder).has_value();
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
@@ -262,14 +424,21 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
     settings.chat_template = checked_text(path);
   }
   const auto path = folder / "tokenizer.json", vocabulary_path = folder / "vocab.json";
-  check(is_in(folder), "load: {} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt",
+  check(is_in(folder), "load: {} has no tokenizer: no tokenizer.json, vocab.json with merges.txt, or tokenizer.model",
         folder.string());
-  const bool is_one_file = is_there(path);
-  const std::string what = "load: " + (is_one_file ? path : vocabulary_path).string();
-  detail::TokenizerDescription description =
-      is_one_file ? detail::describe_tokenizer(read_json(path, kLargestFile), what)
-                  : detail::describe_tokenizer(read_json(vocabulary_path, kLargestFile),
-                                               checked_text(folder / "merges.txt"), settings, what);
+  std::string what = "load: " + path.string();
+  detail::TokenizerDescription description;
+  if (is_there(path)) {
+    description = detail::describe_tokenizer(read_json(path, kLargestFile), settings, what);
+  } else if (is_there(vocabulary_path) && is_there(folder / "merges.txt")) {
+    what = "load: " + vocabulary_path.string();
+    description = detail::describe_tokenizer(read_json(vocabulary_path, kLargestFile),
+                                             checked_text(folder / "merges.txt"), settings, what);
+  } else {
+    const std::filesystem::path model = *sentence_piece_file(folder);
+    what = "load: " + model.string();
+    description = detail::describe_sentence_piece_file(checked_text(model), settings, what);
+  }
   return detail::TokenizerParts::tokenizer(std::move(description), std::move(settings), what);
 }
 
@@ -278,8 +447,8 @@ Tokenizer Tokenizer::parse(std::string_view tokenizer, std::string_view config, 
   if (!config.empty()) {
     settings = detail::tokenizer_settings(parse_json(config, what), what);
   }
-  return detail::TokenizerParts::tokenizer(detail::describe_tokenizer(parse_json(tokenizer, what), what),
-                                           std::move(settings), what);
+  detail::TokenizerDescription description = detail::describe_tokenizer(parse_json(tokenizer, what), settings, what);
+  return detail::TokenizerParts::tokenizer(std::move(description), std::move(settings), what);
 }
 
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
@@ -335,30 +504,33 @@ std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const s
 
 std::string Tokenizer::decode(std::span<const std::int64_t> tokens, const DecodeOptions& options) const {
   std::string text;
-  bool is_first = true;
+  detail::TokenDecoder decoder(state_->decoder);
   for (const std::int64_t token : tokens) {
-    append_decoded(token, options, is_first, text);
+    append_decoded(token, options, decoder, text);
   }
+  decoder.finish(text);
   return detail::valid_utf8_length(text) == text.size() ? text : detail::repaired_utf8(text);
 }
 
-void Tokenizer::append_decoded(std::int64_t token, const DecodeOptions& options, bool& is_first,
+void Tokenizer::append_decoded(std::int64_t token, const DecodeOptions& options, detail::TokenDecoder& decoder,
                                std::string& text) const {
   const std::string_view bytes = token_bytes(token);
   if (options.skip_special_tokens && is_special(token)) {
     return;
   }
-  if (state_->word_piece) {
-    text += state_->word_piece->decoded(bytes, is_first);
-  } else {
+  if (state_->joins_bytes) {
     text += bytes;
+  } else {
+    decoder.push(state_->shown_text(token), text);
   }
-  is_first = false;
 }
 
 std::string_view Tokenizer::token_bytes(std::int64_t token) const& {
   check(has_token(token), "decode: {} is not a token of this vocabulary, which ends at {}", token,
         vocabulary_size() - 1);
+  if (!state_->joins_bytes) {
+    return state_->own_bytes[static_cast<std::size_t>(token)];
+  }
   const auto added = state_->added.find(token);
   return added != state_->added.end() ? added->second.content : state_->vocabulary[token].bytes;
 }
@@ -394,13 +566,13 @@ std::vector<std::int64_t> Tokenizer::end_tokens() const {
 const std::string& Tokenizer::chat_template() const { return state_->settings.chat_template; }
 
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, DecodeOptions options)
-    : tokenizer_(std::move(tokenizer)), options_(options) {}
+    : tokenizer_(std::move(tokenizer)), options_(options), decoder_(tokenizer_.state_->decoder) {}
 
 std::string StreamDecoder::push(std::int64_t token) {
   if (!tokenizer_.has_token(token)) {
     return "";
   }
-  tokenizer_.append_decoded(token, options_, is_first_, pending_);
+  tokenizer_.append_decoded(token, options_, decoder_, pending_);
   const std::size_t complete = detail::complete_utf8_length(pending_);
   const std::string text = detail::repaired_utf8(std::string_view(pending_).substr(0, complete));
   pending_.erase(0, complete);
@@ -408,8 +580,10 @@ std::string StreamDecoder::push(std::int64_t token) {
 }
 
 std::string StreamDecoder::finish() {
+  decoder_.finish(pending_);
   const std::string text = detail::repaired_utf8(pending_);
   pending_.clear();
+  decoder_ = detail::TokenDecoder(tokenizer_.state_->decoder);
   return text;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Tokenizers of pretrained language models, from the files of a Hugging Face folder or a GGUF file: byte-level
-// byte-pair encoding as GPT-2, Llama 3, Qwen 2 to 3 and SmolLM use it, and BERT's WordPiece.
+// Tokenizers of pretrained language models, from the files of a Hugging Face folder or a GGUF file: byte-pair encoding
+// of bytes (GPT-2, Llama 3, Qwen) or characters (Llama 2, Mistral, Gemma), Unigram (T5, XLM-R) and WordPiece (BERT).
 
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <mica/core/detail/shared_state.h>
+#include <mica/io/detail/token_decoder.h>
 
 namespace mica::io {
 
@@ -23,6 +24,7 @@ struct TokenizerParts;
 struct EncodeOptions {
   bool add_special_tokens = true;    ///< add those that the tokenizer puts around a text, such as Llama 3's first token
   bool parse_special_tokens = true;  ///< "<|eot_id|>" in a text is that token; false: plain text, if it is untrusted
+  bool refuse_unknown = false;       ///< throw an Error for text that the vocabulary lacks; see encode()
 };
 
 struct DecodeOptions {
@@ -35,9 +37,9 @@ struct DecodeOptions {
 /// Copies share their data. All members may be called from several threads at once.
 class Tokenizer {
  public:
-  /// Reads tokenizer.json, or vocab.json and merges.txt, of a folder, and tokenizer_config.json if it exists. The path
-  /// may also be a .gguf file: see gguf_tokenizer() in io/gguf_tokenizer.h. Throws an Error that names the file and
-  /// says what is wrong or not supported.
+  /// Reads tokenizer.json, or vocab.json and merges.txt, or the SentencePiece model tokenizer.model or spiece.model, of
+  /// a folder, and tokenizer_config.json if it exists. The path may also be a .gguf file: see gguf_tokenizer() in
+  /// io/gguf_tokenizer.h. Throws an Error that names the file and says what is wrong or not supported.
   static Tokenizer load(const std::filesystem::path& folder);
   /// Whether a folder has the files of a tokenizer, or a GGUF file contains one, supported or not.
   static bool is_in(const std::filesystem::path& folder);
@@ -45,6 +47,7 @@ class Tokenizer {
   static Tokenizer parse(std::string_view tokenizer, std::string_view config, const std::string& what);
 
   /// The tokens of a text of at most 2³¹ bytes. Invalid UTF-8 is replaced by U+FFFD, as with Python's errors="replace".
+  /// Bytes or characters that the vocabulary lacks become the unknown token if there is one, and are dropped otherwise.
   /// Takes linear time; n log n in the length of words of more than 48 bytes.
   std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
   /// encode() for each text, on `threads` threads; 0: num_threads().
@@ -82,8 +85,8 @@ class Tokenizer {
   friend class StreamDecoder;
   friend struct detail::TokenizerParts;
   struct State;
-  // Appends a token's text to `text`. `is_first` is true before the first token that has text.
-  void append_decoded(std::int64_t token, const DecodeOptions& options, bool& is_first, std::string& text) const;
+  void append_decoded(std::int64_t token, const DecodeOptions& options, detail::TokenDecoder& decoder,
+                      std::string& text) const;
   explicit Tokenizer(std::shared_ptr<const State> state) : state_("Tokenizer", std::move(state)) {}
 
   mica::detail::SharedState<const State> state_;
@@ -104,8 +107,8 @@ class StreamDecoder {
  private:
   Tokenizer tokenizer_;
   DecodeOptions options_;
+  detail::TokenDecoder decoder_;
   std::string pending_;
-  bool is_first_ = true;
 };
 
 }  // namespace mica::io

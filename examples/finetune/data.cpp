@@ -142,7 +142,11 @@ class JsonLines {
     for (const io::JsonValue& entry : *entries) {
       const std::string *const role = text_of(entry, "role"), *const content = text_of(entry, "content");
       check(role != nullptr && content != nullptr, "{}: expected messages with \"role\" and \"content\"", where());
-      messages.push_back({.role = *role, .content = *content});
+      io::JsonValue::Object others = *entry.as<io::JsonValue::Object>();  // such as tool_calls
+      others.erase("role");
+      others.erase("content");
+      messages.push_back(
+          {.role = *role, .content = *content, .others = others.empty() ? "" : io::to_json({std::move(others)})});
     }
     check(messages.back().role == "assistant", "{}: expected the last message to be the assistant's, got one of {}",
           where(), messages.back().role);
@@ -151,15 +155,16 @@ class JsonLines {
     Example example;
     try {
       if (!chat_) {
-        chat_.emplace(tokenizer_.chat_template());
+        chat_.emplace(tokenizer_);
+        end_token_ = chat_->end_token();
       }
-      question = chat_->encode(tokenizer_, all.first(all.size() - 1));
-      example.tokens = chat_->encode(tokenizer_, all, {.add_generation_prompt = false});
+      question = chat_->encode(all.first(all.size() - 1));
+      example.tokens = chat_->encode(all, {.add_generation_prompt = false});
     } catch (const Error& error) {
       fail("{}: {}", where(), error.what());
     }
     // Formats may add a line break after the end token of a message.
-    const auto end = std::find(example.tokens.rbegin(), example.tokens.rend(), chat_->end_token(tokenizer_));
+    const auto end = std::find(example.tokens.rbegin(), example.tokens.rend(), end_token_);
     example.tokens.erase(end.base(), example.tokens.end());
     const auto [read, differing] =
         std::mismatch(question.begin(), question.end(), example.tokens.begin(), example.tokens.end());
@@ -188,6 +193,7 @@ class JsonLines {
   std::string file_;
   Ends ends_;
   std::optional<io::ChatFormat> chat_;
+  std::int64_t end_token_ = 0;  // of an answer
   std::int64_t line_ = 0;
   Examples result_;
 };

@@ -170,13 +170,13 @@ Prompt prompt_of_text(const Settings& settings) {
     prompt.stop_tokens.push_back(*end);
   }
   if (settings.chat) {
-    const mica::io::ChatFormat format(tokenizer.chat_template());
+    const mica::io::ChatFormat format(tokenizer);
     std::vector<mica::io::ChatMessage> messages{{"user", *settings.prompt}};
     if (settings.system) {
       messages.insert(messages.begin(), {"system", *settings.system});
     }
-    prompt.tokens = format.encode(tokenizer, messages);
-    prompt.stop_tokens.push_back(format.end_token(tokenizer));
+    prompt.tokens = format.encode(messages);
+    prompt.stop_tokens.push_back(format.end_token());
   } else {
     prompt.tokens = tokenizer.encode(*settings.prompt);
     if (prompt.tokens.empty()) {

@@ -16,11 +16,12 @@ namespace mica::io::detail {
 struct AddedToken {
   std::int64_t id = 0;
   std::string content;
-  bool single_word = false;  ///< matches only where no word character is next to it
-  bool strip_left = false;   ///< absorbs the spaces before it
-  bool strip_right = false;  ///< absorbs the spaces after it
-  bool normalized = true;    ///< is searched for in the normalized text
-  bool special = false;      ///< a control token: ends a text, begins a turn …
+  bool single_word = false;    ///< matches only where no word character is next to it
+  bool strip_left = false;     ///< absorbs the spaces before it
+  bool strip_right = false;    ///< absorbs the spaces after it
+  bool normalized = true;      ///< is searched for in the normalized text
+  bool is_normalized = false;  ///< the content is normalized already
+  bool special = false;        ///< a control token: ends a text, begins a turn …
 };
 
 /// Finds added tokens as the package `tokenizers` does: from left to right, the longest of several at the same

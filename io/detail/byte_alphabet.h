@@ -18,7 +18,9 @@ class ByteAlphabet {
     int moved = 0;
     for (int byte = 0; byte < 256; ++byte) {
       const bool is_visible = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-      bytes_[static_cast<std::size_t>(is_visible ? byte : 256 + moved++)] = byte;
+      const int character = is_visible ? byte : 256 + moved++;
+      bytes_[static_cast<std::size_t>(character)] = byte;
+      characters_[static_cast<std::size_t>(byte)] = static_cast<char32_t>(character);
     }
   }
 
@@ -36,8 +38,18 @@ class ByteAlphabet {
     return result;
   }
 
+  /// The characters that stand for the bytes of a text.
+  std::string characters(std::string_view text) const {
+    std::string result;
+    for (const char c : text) {
+      append_utf8(result, characters_[static_cast<unsigned char>(c)]);
+    }
+    return result;
+  }
+
  private:
   std::array<int, 256 + 68> bytes_;
+  std::array<char32_t, 256> characters_{};
 };
 
 }  // namespace mica::io::detail

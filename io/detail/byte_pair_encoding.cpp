@@ -1,10 +1,17 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <functional>
+#include <limits>
+#include <tuple>
+#include <utility>
 
 #include <mica/core/check.h>
 #include <mica/io/detail/byte_pair_encoding.h>
 #include <mica/io/detail/in_quotes.h>
+#include <mica/io/detail/unicode.h>
 
 namespace mica::io::detail {
 
@@ -52,12 +59,63 @@ std::vector<Vocabulary::Entry> Vocabulary::entries() const {
   return result;
 }
 
-BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
-                                 const std::string& what)
-    : ignore_merges_(ignore_merges) {
-  for (int byte = 0; byte < 256; ++byte) {
-    const char text = static_cast<char>(byte);
-    byte_tokens_[static_cast<std::size_t>(byte)] = vocabulary.id_of_bytes({&text, 1});
+std::array<std::int64_t, 256> byte_tokens_of(const Vocabulary& vocabulary) {
+  std::array<std::int64_t, 256> tokens{};
+  for (std::size_t byte = 0; byte < tokens.size(); ++byte) {
+    tokens[byte] = vocabulary.id_of_text(fmt::format("<0x{:02X}>", byte));
+  }
+  return tokens;
+}
+
+std::vector<Merge> merges_of_scores(const Vocabulary& vocabulary, const std::vector<double>& scores) {
+  std::vector<std::uint32_t> order;
+  const auto has_score = [&](std::int64_t id) { return id >= 0 && !std::isnan(scores[static_cast<std::size_t>(id)]); };
+  for (std::uint32_t id = 0; id < scores.size(); ++id) {
+    if (has_score(id)) {
+      order.push_back(id);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return scores[a] > scores[b]; });
+  std::vector<Merge> merges;
+  std::uint32_t rank = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    rank = i > 0 && scores[order[i]] == scores[order[i - 1]] ? rank : static_cast<std::uint32_t>(i);
+    const std::string_view text = vocabulary[order[i]].bytes;
+    for (std::size_t cut = 1; cut < text.size(); ++cut) {
+      if ((static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) {
+        continue;
+      }
+      const std::int64_t left = vocabulary.id_of_bytes(text.substr(0, cut));
+      const std::int64_t right = has_score(left) ? vocabulary.id_of_bytes(text.substr(cut)) : -1;
+      if (has_score(right)) {
+        merges.push_back({static_cast<std::uint32_t>(left), static_cast<std::uint32_t>(right), order[i], rank});
+      }
+    }
+  }
+  return merges;
+}
+
+BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges,
+                                 const BytePairOptions& options, const std::string& what)
+    : options_(options) {
+  if (options_.of_characters) {
+    byte_tokens_ = byte_tokens_of(vocabulary);
+    character_tokens_.assign(1 << 16, -1);
+    for (std::int64_t id = 0; id < vocabulary.size(); ++id) {
+      const std::string& text = vocabulary[id].bytes;
+      if (!vocabulary.has(id) || !vocabulary[id].is_bytes || text.empty()) {
+        continue;
+      }
+      const Character c = character_at(text.data());
+      if (c.length == text.size() && c.code < character_tokens_.size()) {
+        character_tokens_[c.code] = static_cast<std::int32_t>(id);
+      }
+    }
+  } else {
+    for (int byte = 0; byte < 256; ++byte) {
+      const char text = static_cast<char>(byte);
+      byte_tokens_[static_cast<std::size_t>(byte)] = vocabulary.id_of_bytes({&text, 1});
+    }
   }
   const int bits = std::max(4, static_cast<int>(std::bit_width(2 * merges.size())));
   pairs_.resize(std::size_t{1} << bits);
@@ -71,7 +129,11 @@ BytePairEncoder::BytePairEncoder(const Vocabulary& vocabulary, const std::vector
             in_quotes(vocabulary[merge.right].text));
       at = (at + 1) & (pairs_.size() - 1);
     }
-    pairs_[at] = {merge.left, merge.right, static_cast<std::uint32_t>(rank), merge.result};
+    const auto own_rank = merge.rank == UINT32_MAX ? static_cast<std::uint32_t>(rank) : merge.rank;
+    pairs_[at] = {merge.left, merge.right, own_rank, merge.result};
+  }
+  if (options_.of_characters) {
+    return;
   }
   const auto byte_of = [&](std::uint32_t token) -> std::size_t {
     const Vocabulary::Entry& entry = vocabulary[token];
@@ -93,11 +155,13 @@ std::vector<Merge> BytePairEncoder::merges() const {
       slots.push_back(slot);
     }
   }
-  std::sort(slots.begin(), slots.end(), [](const PairSlot& a, const PairSlot& b) { return a.rank < b.rank; });
+  std::sort(slots.begin(), slots.end(), [](const PairSlot& a, const PairSlot& b) {
+    return std::tie(a.rank, a.left, a.right) < std::tie(b.rank, b.left, b.right);
+  });
   std::vector<Merge> result;
   result.reserve(slots.size());
   for (const PairSlot& slot : slots) {
-    result.push_back({slot.left, slot.right, slot.result});
+    result.push_back({slot.left, slot.right, slot.result, slot.rank});
   }
   return result;
 }
@@ -112,36 +176,87 @@ const BytePairEncoder::PairSlot* BytePairEncoder::find(std::uint32_t left, std::
   return nullptr;
 }
 
-void BytePairEncoder::encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,
+bool BytePairEncoder::encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,
                              std::vector<std::int64_t>& out) const {
-  const std::int64_t whole = ignore_merges_ ? vocabulary.id_of_bytes(word) : -1;
+  const std::int64_t whole = options_.ignore_merges ? vocabulary.id_of_bytes(word) : -1;
   if (whole >= 0) {
     out.push_back(whole);
-    return;
+    return true;
   }
-  merge_word(word, scratch);
-  out.insert(out.end(), scratch.tokens_.begin(), scratch.tokens_.end());
-}
-
-void BytePairEncoder::merge_word(std::string_view word, BytePairScratch& scratch) const {
-  scratch.tokens_.clear();
-  for (const char c : word) {
-    const auto byte = static_cast<unsigned char>(c);
-    const std::int64_t token = byte_tokens_[byte];
-    check(token >= 0, "encode: the vocabulary has no token for the byte 0x{:02X}", byte);
-    scratch.tokens_.push_back(static_cast<std::uint32_t>(token));
-  }
+  const bool is_known = look_up(word, vocabulary, scratch);
+  const std::vector<std::uint32_t>& tokens = scratch.tokens_;
   // ranks_[i]: the rank of the merge of tokens i and i + 1
   scratch.ranks_.clear();
-  for (std::size_t i = 0; i + 1 < word.size(); ++i) {
-    const auto left = static_cast<unsigned char>(word[i]), right = static_cast<unsigned char>(word[i + 1]);
-    scratch.ranks_.push_back(byte_ranks_[std::size_t{left} << 8 | right]);
+  const bool of_bytes = !options_.of_characters && is_known;
+  for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+    if (of_bytes) {
+      const auto left = static_cast<unsigned char>(word[i]), right = static_cast<unsigned char>(word[i + 1]);
+      scratch.ranks_.push_back(byte_ranks_[std::size_t{left} << 8 | right]);
+    } else {
+      scratch.ranks_.push_back(rank_of(tokens[i], tokens[i + 1]));
+    }
   }
-  if (word.size() <= kShortWord) {
+  if (tokens.size() <= kShortWord) {
     merge_short(scratch);
   } else {
     merge_long(scratch);
   }
+  out.insert(out.end(), tokens.begin(), tokens.end());
+  return is_known;
+}
+
+std::int64_t BytePairEncoder::token_of(std::string_view character, bool is_first, bool is_last,
+                                       const Vocabulary& vocabulary) const {
+  if (!options_.of_characters) {
+    return byte_tokens_[static_cast<unsigned char>(character[0])];
+  }
+  const bool has_prefix = !is_first && !options_.prefix.empty(), has_suffix = is_last && !options_.suffix.empty();
+  if (has_prefix || has_suffix) {
+    std::string text(has_prefix ? options_.prefix : "");
+    text += character;
+    text += has_suffix ? options_.suffix : "";
+    return vocabulary.id_of_bytes(text);
+  }
+  const char32_t code = character_at(character.data()).code;
+  return code < character_tokens_.size() ? character_tokens_[code] : vocabulary.id_of_bytes(character);
+}
+
+bool BytePairEncoder::look_up(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch) const {
+  std::vector<std::uint32_t>& tokens = scratch.tokens_;
+  tokens.clear();
+  bool is_known = true, is_pending = false;  // whether an unknown token is to be added before the next known one
+  const auto put = [&](std::int64_t token) { tokens.push_back(static_cast<std::uint32_t>(token)); };
+  for (std::size_t at = 0; at < word.size();) {
+    const std::size_t length = options_.of_characters ? character_at(word.data() + at).length : 1;
+    const std::string_view character = word.substr(at, length);
+    const bool is_first = at == 0;
+    at += length;
+    if (const std::int64_t token = token_of(character, is_first, at == word.size(), vocabulary); token >= 0) {
+      if (std::exchange(is_pending, false)) {
+        put(*options_.unknown);
+      }
+      put(token);
+      continue;
+    }
+    const auto byte_token = [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)]; };
+    const bool has_prefix = (!is_first && !options_.prefix.empty()) || (at == word.size() && !options_.suffix.empty());
+    if (options_.has_byte_tokens && !has_prefix &&
+        std::all_of(character.begin(), character.end(), [&](char c) { return byte_token(c) >= 0; })) {
+      for (const char c : character) {
+        put(byte_token(c));
+      }
+      continue;
+    }
+    is_known = false;
+    if (is_pending && !options_.fuses_unknown) {
+      put(*options_.unknown);
+    }
+    is_pending = options_.unknown.has_value();
+  }
+  if (is_pending) {
+    put(*options_.unknown);
+  }
+  return is_known;
 }
 
 // Looks for the best merge among all: quadratic, and the fastest for few tokens.

@@ -1,9 +1,10 @@
 #pragma once
 
-// Byte-pair encoding (Sennrich et al., 2016, arXiv:1508.07909) of bytes (Radford et al., 2019, GPT-2).
+// Byte-pair encoding (Sennrich et al., 2016, arXiv:1508.07909) of bytes (Radford et al., 2019, GPT-2) or characters.
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -52,9 +53,22 @@ class Vocabulary {
   std::size_t most_bytes_ = 0;
 };
 
-/// A pair of tokens that is merged into one. Merges are applied in the order in which they were learned.
+/// A pair of tokens that is merged into one. Merges are applied in the order of their ranks, and those of the same rank
+/// from left to right.
 struct Merge {
   std::uint32_t left, right, result;
+  std::uint32_t rank = UINT32_MAX;  ///< UINT32_MAX: its position in the list, the order in which they were learned
+};
+
+struct BytePairOptions {
+  bool ignore_merges = false;  ///< a word that is a token is encoded as that token, even if merges would not produce it
+  bool of_characters = false;  ///< a word's characters are merged, not its bytes
+  std::string prefix{}, suffix{};         ///< of characters that do not begin a word, and of those that end one
+  std::optional<std::int64_t> unknown{};  ///< the token for what the vocabulary lacks; none: it is dropped
+  bool fuses_unknown = false;             ///< several in a row are one token
+  bool has_byte_tokens = false;           ///< tokens such as "<0x41>" encode characters that the vocabulary lacks
+
+  bool operator==(const BytePairOptions&) const = default;
 };
 
 /// Working memory of encoding. For one thread at a time.
@@ -82,17 +96,16 @@ class BytePairScratch {
 class BytePairEncoder {
  public:
   BytePairEncoder() = default;
-  /// `vocabulary` need not outlive the constructor. With `ignore_merges`, a word that is a token is encoded as that
-  /// token, even if merges would not produce it. Throws an Error that starts with `what` for a duplicate pair.
-  BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, bool ignore_merges,
+  /// `vocabulary` need not outlive the constructor. Throws an Error that starts with `what` for a duplicate pair.
+  BytePairEncoder(const Vocabulary& vocabulary, const std::vector<Merge>& merges, const BytePairOptions& options,
                   const std::string& what);
 
-  /// The merges, in the order passed to the constructor.
+  /// The merges, in the order of their ranks.
   std::vector<Merge> merges() const;
-  bool ignores_merges() const { return ignore_merges_; }
+  const BytePairOptions& options() const { return options_; }
 
-  /// Appends the tokens of one word. Time is n log n in its length. Throws an Error for a byte that has no token.
-  void encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,
+  /// Appends the tokens of one word. Time is n log n in its length. Returns whether the vocabulary has all of it.
+  bool encode(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch,
               std::vector<std::int64_t>& out) const;
 
  private:
@@ -111,16 +124,26 @@ class BytePairEncoder {
     return slot == nullptr ? kNoRank : slot->rank;
   }
 
-  // Write the tokens of a word to scratch.tokens_.
-  void merge_word(std::string_view word, BytePairScratch& scratch) const;
+  // Writes the tokens of a word's bytes or characters to scratch.tokens_. Returns whether the vocabulary has all.
+  bool look_up(std::string_view word, const Vocabulary& vocabulary, BytePairScratch& scratch) const;
+  std::int64_t token_of(std::string_view character, bool is_first, bool is_last, const Vocabulary& vocabulary) const;
+  // Merge the tokens.
   void merge_short(BytePairScratch& scratch) const;
   void merge_long(BytePairScratch& scratch) const;
 
-  std::array<std::int64_t, 256> byte_tokens_{};
-  std::vector<PairSlot> pairs_;            // a hash table with open addressing
-  std::vector<std::uint32_t> byte_ranks_;  // ranks of merges of two bytes' tokens: a small, cached table
+  BytePairOptions options_;
+  std::array<std::int64_t, 256> byte_tokens_{};  // of bytes, or "<0x00>" to "<0xFF>"
+  std::vector<std::int32_t> character_tokens_;   // of the characters below U+10000; −1: none
+  std::vector<PairSlot> pairs_;                  // a hash table with open addressing
+  std::vector<std::uint32_t> byte_ranks_;        // ranks of merges of two bytes' tokens: a small, cached table
   int shift_ = 63;
-  bool ignore_merges_ = false;
 };
+
+/// The tokens "<0x00>" to "<0xFF>", −1 for those that there are not.
+std::array<std::int64_t, 256> byte_tokens_of(const Vocabulary& vocabulary);
+
+/// The merges of SentencePiece, which stores scores of tokens: all pairs of tokens that form a token with a score that
+/// is not NaN, whose rank is that of the score. `scores` are by id.
+std::vector<Merge> merges_of_scores(const Vocabulary& vocabulary, const std::vector<double>& scores);
 
 }  // namespace mica::io::detail

@@ -29,6 +29,12 @@ class GgufEntries {
     check(value != nullptr, "{}: expected \"{}\" to be {}", what_, key, kind);
     return value;
   }
+  /// The value if it is of type T; otherwise null.
+  template <class T>
+  const T* find_as(const std::string& key) const {
+    const auto at = metadata_.find(key);
+    return at == metadata_.end() ? nullptr : std::get_if<T>(&at->second);
+  }
   const std::string& text(const std::string& key) const { return *needed(key, find<std::string>(key, "a text")); }
   /// A value of any integer type.
   std::optional<std::int64_t> integer(const std::string& key) const;

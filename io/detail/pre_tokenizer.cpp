@@ -1,4 +1,9 @@
+#include <algorithm>
+#include <utility>
+
+#include <mica/io/detail/byte_alphabet.h>
 #include <mica/io/detail/pre_tokenizer.h>
+#include <mica/io/detail/word_piece.h>
 
 namespace mica::io::detail {
 
@@ -138,6 +143,174 @@ std::string_view regular_expression(Pattern pattern) {
 
 std::size_t match_length(Pattern pattern, std::string_view text) {
   return pattern == Pattern::gpt2 ? gpt2_match(text) : llama3_match(text, pattern == Pattern::llama3 ? 3 : 1);
+}
+
+namespace {
+
+using Pieces = std::vector<std::string_view>;
+
+/// Collects matches and the text between them, and makes pieces of them.
+class Splitter {
+ public:
+  Splitter(std::string_view text, SplitBehavior behavior, bool is_inverted, Pieces& pieces)
+      : text_(text), behavior_(behavior), is_inverted_(is_inverted), pieces_(pieces) {}
+
+  void match(Span span) {
+    if (done_ < span.begin) {
+      add({done_, span.begin}, is_inverted_);
+    }
+    add(span, !is_inverted_);
+    done_ = span.end;
+  }
+  void finish() {
+    if (done_ < text_.size()) {
+      add({done_, text_.size()}, is_inverted_);
+    }
+    flush();
+  }
+
+ private:
+  void add(Span span, bool is_match) {
+    const bool joins = has_open_ && [&] {
+      switch (behavior_) {
+        case SplitBehavior::merged_with_previous: return is_match && !last_is_match_;
+        // Of several matches in a row, only the last is merged.
+        case SplitBehavior::merged_with_next: return last_is_match_ && !is_match;
+        case SplitBehavior::contiguous: return is_match == last_is_match_;
+        default: return false;
+      }
+    }();
+    if (joins) {
+      open_.end = span.end;
+    } else {
+      flush();
+      open_ = span;
+      has_open_ = behavior_ != SplitBehavior::removed || !is_match;
+    }
+    last_is_match_ = is_match;
+  }
+  void flush() {
+    if (has_open_ && open_.begin < open_.end) {
+      pieces_.push_back(text_.substr(open_.begin, open_.end - open_.begin));
+    }
+    has_open_ = false;
+  }
+
+  std::string_view text_;
+  SplitBehavior behavior_;
+  bool is_inverted_;
+  Pieces& pieces_;
+  Span open_{0, 0};  // the piece that the next part may join
+  bool has_open_ = false, last_is_match_ = false;
+  std::size_t done_ = 0;
+};
+
+// Splits at characters: kind_of() gives the kind of each, 0 for what is removed. A negative kind is a piece of its own;
+// other neighbors of the same kind form one.
+template <class KindOf>
+void split_by_kind(std::string_view text, Pieces& pieces, const KindOf& kind_of) {
+  std::size_t begin = 0;
+  int last = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const Character c = character_at(text.data() + at);
+    const int kind = kind_of(c.code);
+    if (kind != last || kind < 0) {
+      if (last != 0) {
+        pieces.push_back(text.substr(begin, at - begin));
+      }
+      begin = at;
+      last = kind;
+    }
+    at += c.length;
+  }
+  if (last != 0) {
+    pieces.push_back(text.substr(begin));
+  }
+}
+
+void split_metaspace(const PreTokenizerStep& step, std::string_view piece, bool is_first, std::string& storage,
+                     Pieces& pieces) {
+  using Prepend = PreTokenizerStep::Prepend;
+  const bool may_prepend = step.prepend == Prepend::always || (step.prepend == Prepend::first && is_first);
+  storage.reserve(piece.size() + piece.size() / 2 + step.text.size());
+  if (may_prepend && !piece.starts_with(' ') && !piece.starts_with(step.text)) {
+    storage = step.text;
+  }
+  while (!piece.empty()) {
+    const std::size_t space = std::min(piece.find(' '), piece.size());
+    storage += piece.substr(0, space);
+    if (space < piece.size()) {
+      storage += step.text;
+    }
+    piece.remove_prefix(std::min(space + 1, piece.size()));
+  }
+  const std::string_view text = storage;
+  if (!step.splits) {
+    pieces.push_back(text);
+    return;
+  }
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(step.text, begin + 1), text.size());
+    pieces.push_back(text.substr(begin, end - begin));
+    begin = end;
+  }
+}
+
+}  // namespace
+
+void split_piece(const PreTokenizerStep& step, std::string_view piece, bool is_first, std::string& storage,
+                 std::vector<std::string_view>& pieces) {
+  using StepKind = PreTokenizerStep::Kind;
+  const CharacterKinds& kinds = CharacterKinds::get();
+  switch (step.kind) {
+    case StepKind::pattern: break;  // pre_tokenize() does it
+    case StepKind::digits:
+      split_by_kind(piece, pieces, [&](char32_t c) { return kinds.kind(c) == Kind::number ? -1 : 1; });
+      break;
+    case StepKind::digit_runs:
+      split_by_kind(piece, pieces, [&](char32_t c) { return kinds.kind(c) == Kind::number ? 2 : 1; });
+      break;
+    case StepKind::leading_space:
+      if (!piece.starts_with(' ')) {
+        storage = " " + std::string(piece);
+      }
+      pieces.push_back(storage.empty() ? piece : storage);
+      break;
+    case StepKind::search: {
+      Splitter splitter(piece, step.behavior, step.is_inverted, pieces);
+      step.searched.for_each_match(piece, [&](Span match) { splitter.match(match); });
+      splitter.finish();
+      break;
+    }
+    case StepKind::punctuation: {
+      Splitter splitter(piece, step.behavior, false, pieces);
+      for (std::size_t at = 0; at < piece.size();) {
+        const Character c = character_at(piece.data() + at);
+        if (BertCharacters::get().is_punctuation(c.code)) {
+          splitter.match({at, at + c.length});
+        }
+        at += c.length;
+      }
+      splitter.finish();
+      break;
+    }
+    case StepKind::white_space:
+      split_by_kind(piece, pieces, [&](char32_t c) { return kinds.kind(c) == Kind::space ? 0 : 1; });
+      break;
+    case StepKind::words:
+      split_by_kind(piece, pieces, [&](char32_t c) {
+        return kinds.is_word(c) ? 1 : kinds.kind(c) == Kind::space ? 0 : 2;
+      });
+      break;
+    case StepKind::bert: bert_words(piece, [&](std::string_view word) { pieces.push_back(word); }); break;
+    case StepKind::metaspace: split_metaspace(step, piece, is_first, storage, pieces); break;
+    case StepKind::byte_characters: {
+      static const ByteAlphabet alphabet;
+      storage = alphabet.characters(piece);
+      pieces.push_back(storage);
+      break;
+    }
+  }
 }
 
 }  // namespace mica::io::detail

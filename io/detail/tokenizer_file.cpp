@@ -1,63 +1,21 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include <mica/core/check.h>
 #include <mica/io/detail/byte_alphabet.h>
 #include <mica/io/detail/in_quotes.h>
+#include <mica/io/detail/json_reader.h>
 #include <mica/io/detail/tokenizer_file.h>
+#include <mica/io/detail/tokenizer_steps.h>
 
 namespace mica::io::detail {
 
 namespace {
 
-/// Reads members of JSON objects, with errors that name the member.
-class Reader {
- public:
-  explicit Reader(const std::string& what) : what_(what) {}
-
-  template <class... Args>
-  void require(bool ok, fmt::format_string<Args...> message, Args&&... args) const {
-    if (!ok) [[unlikely]] {
-      fail("{}: {}", what_, fmt::format(message, std::forward<Args>(args)...));
-    }
-  }
-
-  // Null for a member that is absent or null.
-  static const JsonValue* member(const JsonValue& json, const std::string& name) {
-    const JsonValue* const found = json.find(name);
-    return found == nullptr || found->is_null() ? nullptr : found;
-  }
-  template <class T>
-  const T& get(const JsonValue& json, const std::string& name, const char* kind) const {
-    const JsonValue* const found = member(json, name);
-    const T* const value = found == nullptr ? nullptr : found->as<T>();
-    require(value != nullptr, "expected {} as \"{}\"", kind, name);
-    return *value;
-  }
-  const std::string& text(const JsonValue& json, const std::string& name) const {
-    return get<std::string>(json, name, "a text");
-  }
-  const JsonValue::Array& list(const JsonValue& json, const std::string& name) const {
-    return get<JsonValue::Array>(json, name, "a list");
-  }
-  bool flag(const JsonValue& json, const std::string& name, bool otherwise) const {
-    return member(json, name) == nullptr ? otherwise : get<bool>(json, name, "true or false");
-  }
-  std::int64_t number(const JsonValue& json, const std::string& name) const {
-    return get<std::int64_t>(json, name, "a whole number");
-  }
-
-  const std::string& what() const { return what_; }
-
- private:
-  const std::string& what_;
-};
-
-AddedToken added_token(const Reader& read, const JsonValue& json, std::int64_t id) {
+AddedToken added_token(const JsonReader& read, const JsonValue& json, std::int64_t id) {
   AddedToken token{.id = id,
                    .content = read.text(json, "content"),
                    .single_word = read.flag(json, "single_word", false),
@@ -73,192 +31,201 @@ AddedToken added_token(const Reader& read, const JsonValue& json, std::int64_t i
 /// Collects the vocabulary: the model's tokens, then the added ones.
 class VocabularyBuilder {
  public:
-  // With `of_bytes`, tokens are written in GPT-2's byte alphabet; otherwise as plain text.
-  VocabularyBuilder(const Reader& read, const JsonValue::Object& vocabulary, bool of_bytes = true) : read_(read) {
+  VocabularyBuilder(const JsonReader& read, bool of_bytes) : read_(read), of_bytes_(of_bytes) {}
+
+  // With `of_bytes`, tokens are written in GPT-2's byte alphabet; otherwise as plain text. One with characters outside
+  // the alphabet cannot result from bytes; it stands for its own text.
+  void add(const std::string& text, std::int64_t id) {
+    const std::optional<std::string> bytes = of_bytes_ ? alphabet_.bytes(text) : text;
+    ids_.emplace(text, id);
+    size_ = std::max(size_, id < INT64_MAX ? id + 1 : id);
+    entries_.push_back({.id = id, .text = text, .is_bytes = bytes.has_value(), .bytes = bytes.value_or(text)});
+  }
+  void add(const JsonValue::Object& vocabulary) {
     entries_.reserve(vocabulary.size());
     for (const auto& [text, id] : vocabulary) {
       const auto* const number = id.as<std::int64_t>();
       read_.require(number != nullptr, "the id of the token {} is not a whole number", in_quotes(text));
-      const std::optional<std::string> bytes = of_bytes ? alphabet_.bytes(text) : text;
-      // A token with characters outside the alphabet cannot result from bytes; it stands for its own text.
-      entries_.push_back({.id = *number, .text = text, .is_bytes = bytes.has_value(), .bytes = bytes.value_or(text)});
+      add(text, *number);
     }
-    model_ = &vocabulary;
   }
 
   // An added token may be one of the model's.
-  void add(const AddedToken& token) {
-    const auto found = model_->find(token.content);
-    if (found == model_->end()) {
-      entries_.push_back({.id = token.id, .text = token.content, .bytes = token.content});
+  void add(AddedToken token) {
+    if (token.content.empty()) {
       return;
     }
-    const std::int64_t id = *found->second.as<std::int64_t>();
-    read_.require(id == token.id, "the added token {} has the id {}, but {} in the vocabulary",
-                  in_quotes(token.content), token.id, id);
+    const auto [found, is_new] = ids_.emplace(token.content, token.id);
+    if (is_new) {
+      size_ = std::max(size_, token.id < INT64_MAX ? token.id + 1 : token.id);
+      entries_.push_back({.id = token.id, .text = token.content, .bytes = token.content});
+    }
+    read_.require(found->second == token.id, "the added token {} has the id {}, but {} in the vocabulary",
+                  in_quotes(token.content), token.id, found->second);
+    is_added_.insert(token.content);
+    added_.push_back(std::move(token));
+  }
+  // Adds what tokenizer_config.json has and tokenizer.json lacks. Tokens without a number get the next ones.
+  void add(const TokenizerSettings& settings) {
+    for (const AddedToken& token : settings.added_tokens) {
+      if (!is_added_.contains(token.content)) {
+        add(token);
+      }
+    }
+    for (AddedToken token : settings.special_tokens) {
+      if (!is_added_.contains(token.content)) {
+        const auto found = ids_.find(token.content);
+        token.id = found == ids_.end() ? size_ : found->second;
+        add(std::move(token));
+      }
+    }
   }
 
-  Vocabulary vocabulary() && { return {std::move(entries_), read_.what()}; }
+  void add(Vocabulary::Entry entry) {
+    ids_.emplace(entry.text, entry.id);
+    size_ = std::max(size_, entry.id + 1);
+    entries_.push_back(std::move(entry));
+  }
+
+  void finish(TokenizerDescription& out) && {
+    out.vocabulary = Vocabulary(std::move(entries_), read_.what());
+    out.added_tokens = std::move(added_);
+  }
 
  private:
-  const Reader& read_;
-  const JsonValue::Object* model_;
+  const JsonReader& read_;
+  bool of_bytes_;
   ByteAlphabet alphabet_;
+  std::unordered_map<std::string, std::int64_t> ids_;
+  std::set<std::string> is_added_;
+  std::vector<AddedToken> added_;
+  std::int64_t size_ = 0;
   std::vector<Vocabulary::Entry> entries_;
 };
 
-Merge merge_of(const Vocabulary& vocabulary, std::string_view left, std::string_view right, const std::string& what) {
+Merge merge_of(const Vocabulary& vocabulary, std::string_view left, std::string_view right, const std::string& what,
+               const std::string& prefix = {}) {
   const auto id = [&](const std::string& text) {
     const std::int64_t found = vocabulary.id_of_text(text);
     check(found >= 0, "{}: the merge of {} and {} needs the token {}, which the vocabulary lacks", what,
           in_quotes(left), in_quotes(right), in_quotes(text));
     return static_cast<std::uint32_t>(found);
   };
-  return {id(std::string(left)), id(std::string(right)), id(std::string(left) + std::string(right))};
+  const std::string_view joined = right.starts_with(prefix) ? right.substr(prefix.size()) : right;
+  return {id(std::string(left)), id(std::string(right)), id(std::string(left) + std::string(joined))};
 }
 
-std::vector<Merge> merges_of(const Reader& read, const JsonValue& model, const Vocabulary& vocabulary) {
+// Both parts of "left right".
+std::pair<std::string_view, std::string_view> parts_of(std::string_view pair, const std::string& what) {
+  const std::size_t space = pair.find(' ');
+  check(space != std::string_view::npos && pair.find(' ', space + 1) == std::string_view::npos,
+        "{}: expected a merge of two tokens with a space between them, got {}", what, in_quotes(pair));
+  return {pair.substr(0, space), pair.substr(space + 1)};
+}
+
+std::vector<Merge> merges_of(const JsonReader& read, const JsonValue& model, const TokenizerDescription& out) {
   std::vector<Merge> merges;
+  const auto add = [&](std::string_view left, std::string_view right) {
+    merges.push_back(merge_of(out.vocabulary, left, right, read.what(), out.byte_pair.prefix));
+  };
   for (const JsonValue& entry : read.list(model, "merges")) {
     if (const auto* const text = entry.as<std::string>()) {
-      merges.push_back(merge_of(vocabulary, *text, read.what()));
+      const auto [left, right] = parts_of(*text, read.what());
+      add(left, right);
       continue;
     }
     const auto* const pair = entry.as<JsonValue::Array>();
     const bool is_pair = pair != nullptr && pair->size() == 2 && (*pair)[0].as<std::string>() != nullptr &&
                          (*pair)[1].as<std::string>() != nullptr;
     read.require(is_pair, "expected two tokens as merge {}", merges.size());
-    merges.push_back(merge_of(vocabulary, *(*pair)[0].as<std::string>(), *(*pair)[1].as<std::string>(), read.what()));
+    add(*(*pair)[0].as<std::string>(), *(*pair)[1].as<std::string>());
   }
   return merges;
 }
 
-void check_model(const Reader& read, const JsonValue& model) {
-  if (Reader::member(model, "type") != nullptr) {
-    const std::string& type = read.text(model, "type");
-    read.require(type == "BPE", "models of type {} are not supported, only BPE and WordPiece", in_quotes(type));
-  }
-  for (const char* const name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    read.require(Reader::member(model, name) == nullptr || read.text(model, name).empty(), "{} is not supported", name);
-  }
-  read.require(!read.flag(model, "byte_fallback", false),
-               "byte_fallback is not supported, only byte-level byte-pair encoding");
+std::string text_or_empty(const JsonReader& read, const JsonValue& json, const char* name) {
+  return JsonReader::member(json, name) == nullptr ? "" : read.text(json, name);
 }
 
-// Visits the steps of a Sequence, or the single step.
-template <class Visit>
-void for_each_part(const Reader& read, const JsonValue& json, const char* list, Visit&& visit) {
-  if (read.text(json, "type") == "Sequence") {
-    for (const JsonValue& part : read.list(json, list)) {
-      for_each_part(read, part, list, visit);
-    }
-  } else {
-    visit(json, read.text(json, "type"));
+enum class ModelType { byte_pair, word_piece, unigram };
+
+ModelType model_type_of(const JsonReader& read, const JsonValue& model) {
+  if (JsonReader::member(model, "type") == nullptr) {  // old files
+    const JsonValue* const vocabulary = JsonReader::member(model, "vocab");
+    return vocabulary != nullptr && vocabulary->as<JsonValue::Array>() != nullptr ? ModelType::unigram
+           : JsonReader::member(model, "merges") != nullptr                       ? ModelType::byte_pair
+                                                                                  : ModelType::word_piece;
   }
+  const std::string& type = read.text(model, "type");
+  read.require(type == "BPE" || type == "WordPiece" || type == "Unigram",
+               "models of type {} are not supported, only BPE, Unigram and WordPiece", in_quotes(type));
+  return type == "BPE" ? ModelType::byte_pair : type == "Unigram" ? ModelType::unigram : ModelType::word_piece;
 }
 
-bool is_word_piece(const JsonValue& model) {
-  const JsonValue* const type = Reader::member(model, "type");
-  return type != nullptr && type->as<std::string>() != nullptr && *type->as<std::string>() == "WordPiece";
-}
-
-void read_normalizer(const Reader& read, const JsonValue& json, TokenizerDescription& out) {
-  const JsonValue* const normalizer = Reader::member(json, "normalizer");
-  if (normalizer == nullptr) {
-    return;
+// [["token", score], …]; returns the scores.
+std::vector<double> read_scores(const JsonReader& read, const JsonValue& model, VocabularyBuilder& builder) {
+  std::vector<double> scores;
+  for (const JsonValue& entry : read.list(model, "vocab")) {
+    const auto* const pair = entry.as<JsonValue::Array>();
+    const auto* const text = pair != nullptr && pair->size() == 2 ? (*pair)[0].as<std::string>() : nullptr;
+    const auto* const real = text == nullptr ? nullptr : (*pair)[1].as<double>();
+    const auto* const whole = text == nullptr ? nullptr : (*pair)[1].as<std::int64_t>();
+    read.require(real != nullptr || whole != nullptr, "expected a text and a number as token {}", scores.size());
+    builder.add(*text, static_cast<std::int64_t>(scores.size()));
+    scores.push_back(real != nullptr ? *real : static_cast<double>(*whole));
   }
-  for_each_part(read, *normalizer, "normalizers", [&](const JsonValue& part, const std::string& type) {
-    if (type == "NFC" && !out.bert) {
-      out.is_nfc = true;
-    } else if (type == "BertNormalizer" && !out.is_nfc && !out.bert) {
-      const bool lower_case = read.flag(part, "lowercase", true);
-      out.bert = {.clean_text = read.flag(part, "clean_text", true),
-                  .separate_chinese = read.flag(part, "handle_chinese_chars", true),
-                  .strip_accents = read.flag(part, "strip_accents", lower_case),
-                  .lower_case = lower_case};
-    } else {
-      fail("{}: the normalizer {} is not supported, only NFC or BertNormalizer", read.what(), in_quotes(type));
-    }
-  });
+  return scores;
 }
 
-void read_word_piece(const Reader& read, const JsonValue& json, const JsonValue& model, TokenizerDescription& out) {
+UnigramEncoder unigram_of(const JsonReader& read, const JsonValue& model, const Vocabulary& vocabulary,
+                          std::vector<double> scores) {
+  UnigramEncoder::Options options{.has_byte_tokens = read.flag(model, "byte_fallback", false)};
+  if (JsonReader::member(model, "unk_id") != nullptr) {
+    options.unknown = read.number(model, "unk_id");
+    read.require(*options.unknown >= 0 && *options.unknown < static_cast<std::int64_t>(scores.size()),
+                 "unk_id is {}, which is not one of the {} tokens", *options.unknown, scores.size());
+  }
+  return {vocabulary, std::move(scores), options};
+}
+
+WordPieceEncoder word_piece_of(const JsonReader& read, const JsonValue& model, const Vocabulary& vocabulary) {
   const std::string& unknown = read.text(model, "unk_token");
-  const std::int64_t id = out.vocabulary.id_of_text(unknown);
+  const std::int64_t id = vocabulary.id_of_text(unknown);
   read.require(id >= 0, "the vocabulary lacks the unknown token {}", in_quotes(unknown));
-  const std::string& prefix = read.text(model, "continuing_subword_prefix");
   constexpr std::int64_t longest = 4096;  // the encoder takes quadratic time
-  const std::int64_t most = Reader::member(model, "max_input_chars_per_word") == nullptr
+  const std::int64_t most = JsonReader::member(model, "max_input_chars_per_word") == nullptr
                                 ? 100
                                 : read.number(model, "max_input_chars_per_word");
   read.require(most >= 0 && most <= longest, "max_input_chars_per_word is {}, expected at most {}", most, longest);
-  out.word_piece.emplace(prefix, id, most);
-  const JsonValue* const words = Reader::member(json, "pre_tokenizer");
-  read.require(words != nullptr && read.text(*words, "type") == "BertPreTokenizer",
-               "expected BertPreTokenizer as the pre-tokenizer of WordPiece");
-  if (const JsonValue* const decoder = Reader::member(json, "decoder")) {
-    read.require(read.text(*decoder, "type") == "WordPiece" && read.text(*decoder, "prefix") == prefix,
-                 "expected the decoder WordPiece with the prefix {}", in_quotes(prefix));
-    out.word_piece->cleans_up = read.flag(*decoder, "cleanup", true);
-  }
+  return {read.text(model, "continuing_subword_prefix"), id, most};
 }
 
-Pattern pattern_of(const Reader& read, const JsonValue& split) {
-  const JsonValue* const pattern = Reader::member(split, "pattern");
-  read.require(pattern != nullptr && Reader::member(*pattern, "Regex") != nullptr,
-               "expected a regular expression as the pattern of Split");
-  const std::string& expression = read.text(*pattern, "Regex");
-  read.require(read.text(split, "behavior") == "Isolated" && !read.flag(split, "invert", false),
-               "Split is supported with the behavior Isolated, and not inverted");
-  for (const Pattern known : {Pattern::gpt2, Pattern::llama3, Pattern::qwen}) {
-    if (expression == regular_expression(known)) {
-      return known;
-    }
-  }
-  fail("{}: the regular expression {} is not supported, only those of GPT-2, Llama 3 and Qwen 2 to 3", read.what(),
-       in_quotes(expression));
+BytePairOptions byte_pair_options(const JsonReader& read, const JsonValue& model) {
+  return {.ignore_merges = read.flag(model, "ignore_merges", false),
+          .prefix = text_or_empty(read, model, "continuing_subword_prefix"),
+          .suffix = text_or_empty(read, model, "end_of_word_suffix"),
+          .fuses_unknown = read.flag(model, "fuse_unk", false),
+          .has_byte_tokens = read.flag(model, "byte_fallback", false)};
 }
 
-PreTokenizer pre_tokenizer_of(const Reader& read, const JsonValue& json) {
+// tokenizer_config.json decides again whether a text gets a space in front.
+void set_prefix_space(bool adds, TokenizerDescription& out) {
   using Kind = PreTokenizerStep::Kind;
-  PreTokenizer steps;
-  bool is_byte_level = false;
-  const JsonValue* const pre_tokenizer = Reader::member(json, "pre_tokenizer");
-  read.require(pre_tokenizer != nullptr, "expected a byte-level pre_tokenizer, got none");
-  for_each_part(read, *pre_tokenizer, "pretokenizers", [&](const JsonValue& part, const std::string& type) {
-    read.require(!is_byte_level, "expected ByteLevel as the last pre-tokenizer, got {} after it", in_quotes(type));
-    if (type == "ByteLevel") {
-      is_byte_level = true;
-      if (read.flag(part, "add_prefix_space", true)) {
-        steps.push_back({.kind = Kind::leading_space});
-      }
-      if (read.flag(part, "use_regex", true)) {
-        steps.push_back({.kind = Kind::pattern, .pattern = Pattern::gpt2});
-      }
-    } else if (type == "Split") {
-      steps.push_back({.kind = Kind::pattern, .pattern = pattern_of(read, part)});
-    } else if (type == "Digits") {
-      steps.push_back({.kind = read.flag(part, "individual_digits", false) ? Kind::digits : Kind::digit_runs});
-    } else {
-      fail("{}: the pre-tokenizer {} is not supported", read.what(), in_quotes(type));
+  std::erase_if(out.pre_tokenizer,
+                [&](const PreTokenizerStep& step) { return !adds && step.kind == Kind::leading_space; });
+  std::erase_if(out.normalizer,
+                [&](const NormalizerStep& step) { return !adds && step.kind == NormalizerStep::Kind::prepend; });
+  for (PreTokenizerStep& step : out.pre_tokenizer) {
+    if (step.kind == Kind::metaspace && adds != (step.prepend != PreTokenizerStep::Prepend::never)) {
+      step.prepend = adds ? PreTokenizerStep::Prepend::first : PreTokenizerStep::Prepend::never;
     }
-  });
-  read.require(is_byte_level, "expected ByteLevel as the last pre-tokenizer: other models are not supported");
-  return steps;
-}
-
-void check_decoder(const Reader& read, const JsonValue& json) {
-  if (const JsonValue* const decoder = Reader::member(json, "decoder")) {
-    for_each_part(read, *decoder, "decoders", [&](const JsonValue&, const std::string& type) {
-      read.require(type == "ByteLevel", "the decoder {} is not supported, only ByteLevel", in_quotes(type));
-    });
   }
 }
 
 /// Reads the special tokens that a post-processor places around a text.
 class FrameReader {
  public:
-  FrameReader(const Reader& read, TokenizerDescription& description) : read_(read), out_(description) {}
+  FrameReader(const JsonReader& read, TokenizerDescription& description) : read_(read), out_(description) {}
 
   void operator()(const JsonValue& processor, const std::string& type) {
     if (type == "ByteLevel") {
@@ -291,16 +258,16 @@ class FrameReader {
   void read_template(const JsonValue& processor) {
     bool has_text = false;
     for (const JsonValue& part : read_.list(processor, "single")) {
-      if (const JsonValue* const sequence = Reader::member(part, "Sequence")) {
+      if (const JsonValue* const sequence = JsonReader::member(part, "Sequence")) {
         read_.require(!has_text && read_.text(*sequence, "id") == "A", "expected one Sequence A in \"single\"");
         has_text = true;
         continue;
       }
-      const JsonValue* const special = Reader::member(part, "SpecialToken");
+      const JsonValue* const special = JsonReader::member(part, "SpecialToken");
       read_.require(special != nullptr, "expected a Sequence or SpecialToken in \"single\"");
       const std::string& name = read_.text(*special, "id");
-      const JsonValue* const all = Reader::member(processor, "special_tokens");
-      const JsonValue* const entry = all == nullptr ? nullptr : Reader::member(*all, name);
+      const JsonValue* const all = JsonReader::member(processor, "special_tokens");
+      const JsonValue* const entry = all == nullptr ? nullptr : JsonReader::member(*all, name);
       read_.require(entry != nullptr, "\"special_tokens\" lack {}", in_quotes(name));
       for (const JsonValue& id : read_.list(*entry, "ids")) {
         read_.require(id.as<std::int64_t>() != nullptr, "expected whole numbers as \"ids\"");
@@ -310,12 +277,12 @@ class FrameReader {
     read_.require(has_text, "expected a Sequence in \"single\"");
   }
 
-  const Reader& read_;
+  const JsonReader& read_;
   TokenizerDescription& out_;
 };
 
-std::optional<std::string> token_setting(const Reader& read, const JsonValue& json, const std::string& name) {
-  const JsonValue* const found = Reader::member(json, name);
+std::optional<std::string> token_setting(const JsonReader& read, const JsonValue& json, const std::string& name) {
+  const JsonValue* const found = JsonReader::member(json, name);
   if (found == nullptr) {
     return std::nullopt;
   }
@@ -326,50 +293,104 @@ std::optional<std::string> token_setting(const Reader& read, const JsonValue& js
 }  // namespace
 
 Merge merge_of(const Vocabulary& vocabulary, std::string_view pair, const std::string& what) {
-  const std::size_t space = pair.find(' ');
-  check(space != std::string_view::npos && pair.find(' ', space + 1) == std::string_view::npos,
-        "{}: expected a merge of two tokens with a space between them, got {}", what, in_quotes(pair));
-  return merge_of(vocabulary, pair.substr(0, space), pair.substr(space + 1), what);
+  const auto [left, right] = parts_of(pair, what);
+  return merge_of(vocabulary, left, right, what);
 }
 
-TokenizerDescription describe_tokenizer(const JsonValue& json, const std::string& what) {
-  const Reader read(what);
-  const JsonValue* const model = Reader::member(json, "model");
+void add_tokens(const TokenizerSettings& settings, TokenizerDescription& description, const std::string& what) {
+  const JsonReader read(what);
+  VocabularyBuilder builder(read, false);
+  for (Vocabulary::Entry& entry : description.vocabulary.entries()) {
+    builder.add(std::move(entry));
+  }
+  for (AddedToken& token : description.added_tokens) {
+    builder.add(std::move(token));
+  }
+  builder.add(settings);
+  std::move(builder).finish(description);
+}
+
+void apply_frame(const TokenizerSettings& settings, TokenizerDescription& description) {
+  if (!settings.adds_bos && !settings.adds_eos) {
+    return;
+  }
+  const auto frame = [&](std::optional<bool> adds, const std::optional<std::string>& token) {
+    const std::int64_t id = token ? description.vocabulary.id_of_text(*token) : -1;
+    return adds.value_or(false) && id >= 0 ? std::vector{id} : std::vector<std::int64_t>();
+  };
+  description.before = frame(settings.adds_bos, settings.bos_token);
+  description.after = frame(settings.adds_eos, settings.eos_token);
+}
+
+TokenizerDescription describe_tokenizer(const JsonValue& json, const TokenizerSettings& settings,
+                                        const std::string& what) {
+  const JsonReader read(what);
+  const JsonValue* const model = JsonReader::member(json, "model");
   read.require(model != nullptr, "expected a \"model\"");
   TokenizerDescription result;
-  const bool has_pieces = is_word_piece(*model);
-  if (!has_pieces) {
-    check_model(read, *model);
-    check_decoder(read, json);
+  const ModelType type = model_type_of(read, *model);
+  if (const JsonValue* const normalizer = JsonReader::member(json, "normalizer")) {
+    result.normalizer = normalizer_of(read, *normalizer);
   }
-  VocabularyBuilder builder(read, read.get<JsonValue::Object>(*model, "vocab", "an object"), !has_pieces);
-  if (Reader::member(json, "added_tokens") != nullptr) {
+  PreTokenizerSteps pre_tokenizer;
+  if (const JsonValue* const steps = JsonReader::member(json, "pre_tokenizer")) {
+    pre_tokenizer = pre_tokenizer_of(read, *steps);
+  }
+  result.pre_tokenizer = std::move(pre_tokenizer.steps);
+  bool of_bytes = false;
+  if (type == ModelType::byte_pair) {
+    result.byte_pair = byte_pair_options(read, *model);
+    of_bytes = pre_tokenizer.is_byte_level && !result.byte_pair.has_byte_tokens && result.byte_pair.prefix.empty() &&
+               result.byte_pair.suffix.empty();
+    result.byte_pair.of_characters = !of_bytes;
+  }
+  if (const JsonValue* const decoder = JsonReader::member(json, "decoder")) {
+    result.decoder = decoder_of(read, *decoder);
+  } else if (!of_bytes) {
+    result.decoder = {{.kind = DecoderStep::Kind::join}};
+  }
+  if (pre_tokenizer.is_byte_level && !of_bytes) {
+    result.pre_tokenizer.push_back({.kind = PreTokenizerStep::Kind::byte_characters});
+  }
+  VocabularyBuilder builder(read, of_bytes);
+  std::vector<double> scores;
+  if (type == ModelType::unigram) {
+    scores = read_scores(read, *model, builder);
+  } else {
+    builder.add(read.get<JsonValue::Object>(*model, "vocab", "an object"));
+  }
+  if (JsonReader::member(json, "added_tokens") != nullptr) {
     for (const JsonValue& entry : read.list(json, "added_tokens")) {
-      AddedToken token = added_token(read, entry, read.number(entry, "id"));
-      if (!token.content.empty()) {
-        builder.add(token);
-        result.added_tokens.push_back(std::move(token));
-      }
+      builder.add(added_token(read, entry, read.number(entry, "id")));
     }
   }
-  result.vocabulary = std::move(builder).vocabulary();
-  read_normalizer(read, json, result);
-  if (has_pieces) {
-    read_word_piece(read, json, *model, result);
-  } else {
-    result.merges = merges_of(read, *model, result.vocabulary);
-    result.ignore_merges = read.flag(*model, "ignore_merges", false);
-    result.pre_tokenizer = pre_tokenizer_of(read, json);
+  builder.add(settings);
+  std::move(builder).finish(result);
+  switch (type) {
+    case ModelType::byte_pair: {
+      const std::string unknown = text_or_empty(read, *model, "unk_token");
+      if (const std::int64_t id = result.vocabulary.id_of_text(unknown); id >= 0) {
+        result.byte_pair.unknown = id;
+      }
+      result.merges = merges_of(read, *model, result);
+      break;
+    }
+    case ModelType::word_piece: result.word_piece = word_piece_of(read, *model, result.vocabulary); break;
+    case ModelType::unigram: result.unigram = unigram_of(read, *model, result.vocabulary, std::move(scores)); break;
   }
-  if (const JsonValue* const processor = Reader::member(json, "post_processor")) {
-    for_each_part(read, *processor, "processors", FrameReader(read, result));
+  if (const JsonValue* const processor = JsonReader::member(json, "post_processor")) {
+    read.for_each_part(*processor, "processors", FrameReader(read, result));
+  }
+  apply_frame(settings, result);
+  if (settings.adds_prefix_space) {
+    set_prefix_space(*settings.adds_prefix_space, result);
   }
   return result;
 }
 
 TokenizerDescription describe_tokenizer(const JsonValue& vocabulary, std::string_view merges,
                                         const TokenizerSettings& settings, const std::string& what) {
-  const Reader read(what);
+  const JsonReader read(what);
   const auto* const tokens = vocabulary.as<JsonValue::Object>();
   read.require(tokens != nullptr, "expected an object");
   const bool is_qwen = settings.tokenizer_class.starts_with("Qwen2Tokenizer");
@@ -380,19 +401,17 @@ TokenizerDescription describe_tokenizer(const JsonValue& vocabulary, std::string
       in_quotes(settings.tokenizer_class));
 
   TokenizerDescription result;
-  VocabularyBuilder builder(read, *tokens);
-  result.added_tokens = settings.added_tokens;
+  VocabularyBuilder builder(read, true);
+  builder.add(*tokens);
   // GPT-2's only special token is in its vocabulary.
   constexpr const char* end_of_text = "<|endoftext|>";
-  if (const auto found = tokens->find(end_of_text); result.added_tokens.empty() && found != tokens->end()) {
+  if (const auto found = tokens->find(end_of_text); settings.added_tokens.empty() && found != tokens->end()) {
     const auto* const id = found->second.as<std::int64_t>();
     read.require(id != nullptr, "the id of {} is not a whole number", end_of_text);
-    result.added_tokens.push_back({.id = *id, .content = end_of_text, .normalized = false, .special = true});
+    builder.add(AddedToken{.id = *id, .content = end_of_text, .normalized = false, .special = true});
   }
-  for (const AddedToken& token : result.added_tokens) {
-    builder.add(token);
-  }
-  result.vocabulary = std::move(builder).vocabulary();
+  builder.add(settings);
+  std::move(builder).finish(result);
   bool is_first = true;
   while (!merges.empty()) {
     const std::size_t end = std::min(merges.find('\n'), merges.size());
@@ -406,22 +425,58 @@ TokenizerDescription describe_tokenizer(const JsonValue& vocabulary, std::string
       result.merges.push_back(merge_of(result.vocabulary, line, what));
     }
   }
-  result.is_nfc = is_qwen;
+  if (is_qwen) {
+    result.normalizer = {{.kind = NormalizerStep::Kind::form, .form = NormalForm::c}};
+  }
   result.pre_tokenizer = {
       {.kind = PreTokenizerStep::Kind::pattern, .pattern = is_qwen ? Pattern::qwen : Pattern::gpt2}};
+  apply_frame(settings, result);
   return result;
 }
 
 TokenizerSettings tokenizer_settings(const JsonValue& json, const std::string& what) {
-  const Reader read(what);
+  const JsonReader read(what);
   TokenizerSettings result;
-  if (Reader::member(json, "tokenizer_class") != nullptr) {
+  if (JsonReader::member(json, "tokenizer_class") != nullptr) {
     result.tokenizer_class = read.text(json, "tokenizer_class");
   }
   result.bos_token = token_setting(read, json, "bos_token");
   result.eos_token = token_setting(read, json, "eos_token");
   result.pad_token = token_setting(read, json, "pad_token");
-  if (const JsonValue* const chat = Reader::member(json, "chat_template")) {
+  const auto add_special = [&](const JsonValue& token) {
+    if (const auto* const text = token.as<std::string>()) {
+      read.require(text->size() <= kLongestAddedToken, "a special token has {} bytes, expected at most {}",
+                   text->size(), kLongestAddedToken);
+      result.special_tokens.push_back({.content = *text, .normalized = false, .special = true});
+    } else {
+      AddedToken own = added_token(read, token, 0);
+      own.special = true;
+      result.special_tokens.push_back(std::move(own));
+    }
+  };
+  for (const char* const name :
+       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    if (const JsonValue* const token = JsonReader::member(json, name)) {
+      add_special(*token);
+      result.named_tokens.emplace_back(name, result.special_tokens.back().content);
+    }
+  }
+  for (const char* const name : {"additional_special_tokens", "extra_special_tokens"}) {
+    const JsonValue* const list = JsonReader::member(json, name);
+    if (list != nullptr && list->as<JsonValue::Array>() != nullptr) {
+      for (const JsonValue& token : *list->as<JsonValue::Array>()) {
+        add_special(token);
+      }
+    }
+  }
+  const auto flag = [&](const char* name) {
+    return JsonReader::member(json, name) == nullptr ? std::nullopt : std::optional(read.flag(json, name, false));
+  };
+  result.adds_bos = flag("add_bos_token");
+  result.adds_eos = flag("add_eos_token");
+  result.adds_prefix_space = flag("add_prefix_space");
+  result.is_legacy = flag("legacy");
+  if (const JsonValue* const chat = JsonReader::member(json, "chat_template")) {
     if (const auto* const text = chat->as<std::string>()) {
       result.chat_template = *text;
     } else {
@@ -433,7 +488,7 @@ TokenizerSettings tokenizer_settings(const JsonValue& json, const std::string& w
       }
     }
   }
-  if (Reader::member(json, "added_tokens_decoder") != nullptr) {
+  if (JsonReader::member(json, "added_tokens_decoder") != nullptr) {
     for (const auto& [id, entry] : read.get<JsonValue::Object>(json, "added_tokens_decoder", "an object")) {
       std::int64_t number = 0;
       const char* const end = id.data() + id.size();

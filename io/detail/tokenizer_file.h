@@ -6,26 +6,32 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <mica/io/detail/added_tokens.h>
 #include <mica/io/detail/byte_pair_encoding.h>
+#include <mica/io/detail/normalizer.h>
 #include <mica/io/detail/pre_tokenizer.h>
+#include <mica/io/detail/token_decoder.h>
+#include <mica/io/detail/unigram.h>
 #include <mica/io/detail/word_piece.h>
 #include <mica/io/json.h>
 #include <mica/io/tokenizer.h>
 
 namespace mica::io::detail {
 
-/// The parts that define encoding.
+/// The parts that define a tokenizer.
 struct TokenizerDescription {
   Vocabulary vocabulary;                       ///< with the added tokens
-  std::optional<WordPieceEncoder> word_piece;  ///< instead of byte-pair encoding
+  std::optional<WordPieceEncoder> word_piece;  ///< the model, instead of byte-pair encoding
+  std::optional<UnigramEncoder> unigram;       ///< or this one
   std::vector<Merge> merges;
-  bool ignore_merges = false;
-  bool is_nfc = false;                    ///< normalize texts to form C
-  std::optional<BertNormalization> bert;  ///< or normalize them like this
-  PreTokenizer pre_tokenizer;             ///< of byte-pair encoding
+  BytePairOptions byte_pair;
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  Decoder decoder{{.kind = DecoderStep::Kind::byte_level}};
   std::vector<AddedToken> added_tokens;
   std::vector<std::int64_t> before, after;  ///< special tokens around a text
 };
@@ -36,6 +42,10 @@ struct TokenizerSettings {
   std::optional<std::string> bos_token, eos_token, pad_token;
   std::string chat_template;
   std::vector<AddedToken> added_tokens;
+  std::vector<AddedToken> special_tokens{};  ///< bos_token and others, without numbers
+  std::vector<std::pair<std::string, std::string>>
+      named_tokens{};  ///< "bos_token" and others, which chat templates use
+  std::optional<bool> adds_bos{}, adds_eos{}, adds_prefix_space{}, is_legacy{};
   // From a GGUF file: two more tokens that end a text, and all tokens that do, sorted.
   std::optional<std::string> eot_token{}, eom_token{};
   std::vector<std::int64_t> end_tokens{};
@@ -50,18 +60,29 @@ Merge merge_of(const Vocabulary& vocabulary, std::string_view pair, const std::s
 /// Converts descriptions to tokenizers and back.
 struct TokenizerParts {
   static Tokenizer tokenizer(TokenizerDescription description, TokenizerSettings settings, const std::string& what);
-  /// Not for a tokenizer with a WordPieceEncoder.
   static TokenizerDescription description(const Tokenizer& tokenizer);
   static const TokenizerSettings& settings(const Tokenizer& tokenizer);
+  /// A token as the file has it.
+  static const std::string& text(const Tokenizer& tokenizer, std::int64_t token);
+  /// The tokens of a text with special tokens. Those with `mark` in them are plain text; the mark is removed.
+  static std::vector<std::int64_t> encode_marked(const Tokenizer& tokenizer, std::string_view text,
+                                                 std::string_view mark);
 };
 
-/// Reads the contents of tokenizer.json. Errors start with `what`.
-TokenizerDescription describe_tokenizer(const JsonValue& json, const std::string& what);
+/// Reads the contents of tokenizer.json, which tokenizer_config.json supplements. Errors start with `what`.
+TokenizerDescription describe_tokenizer(const JsonValue& json, const TokenizerSettings& settings,
+                                        const std::string& what);
 
 /// The same from vocab.json and the text of merges.txt. tokenizer_config.json determines the special tokens and whether
 /// words are split as for GPT-2 or for Qwen.
 TokenizerDescription describe_tokenizer(const JsonValue& vocabulary, std::string_view merges,
                                         const TokenizerSettings& settings, const std::string& what);
+
+/// Adds the tokens that tokenizer_config.json has and the description lacks.
+void add_tokens(const TokenizerSettings& settings, TokenizerDescription& description, const std::string& what);
+
+/// Adds the tokens to a text that tokenizer_config.json asks for with "add_bos_token" and "add_eos_token".
+void apply_frame(const TokenizerSettings& settings, TokenizerDescription& description);
 
 /// Reads the contents of tokenizer_config.json.
 TokenizerSettings tokenizer_settings(const JsonValue& json, const std::string& what);

@@ -1,9 +1,12 @@
+#include <utf8proc.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
+#include <mica/core/check.h>
 #include <mica/io/detail/unicode.h>
 
 namespace mica::io::detail {
@@ -12,14 +15,6 @@ namespace {
 
 struct Range {
   char32_t first, last;
-};
-struct CombiningRange {
-  char32_t first, last;
-  std::uint8_t order;
-};
-struct Decomposition {
-  char32_t character, first, second;
-  bool composes;
 };
 /// Characters first, first + step, … last; the lower case of each is `difference` higher.
 struct LowerCase {
@@ -33,9 +28,8 @@ struct LowerCase {
 constexpr Range kSpaces[] = {{0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
                              {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}};
 
-// Korean syllables are composed by arithmetic (Unicode 16, section 3.12).
-constexpr char32_t kLeadBase = 0x1100, kVowelBase = 0x1161, kTailBase = 0x11A7, kSyllableBase = 0xAC00;
-constexpr char32_t kLeads = 19, kVowels = 21, kTails = 28, kSyllables = kLeads * kVowels * kTails;
+// Korean vowels and final consonants, which compose with what is before them, and syllables, which decompose.
+constexpr Range kVowels{0x1161, 0x1175}, kTails{0x11A8, 0x11C2}, kSyllables{0xAC00, 0xD7A3};
 
 // The length of a character and the valid range of its second byte, by its lead byte (table 3-7 of the Unicode
 // Standard). Third and fourth bytes are 80…BF.
@@ -78,108 +72,42 @@ Sequence sequence_at(std::string_view text, std::size_t at) {
   return {length, length == static_cast<std::size_t>(lead.length)};
 }
 
-/// Canonical decomposition and composition.
-class Normalizer {
- public:
-  static const Normalizer& get() {
-    static const Normalizer normalizer;
-    return normalizer;
+bool composes(NormalForm form) { return form == NormalForm::c || form == NormalForm::kc; }
+
+/// Unlike a whole-text function of utf8proc, takes linear time: it bubbles marks into order.
+std::u32string decomposed(std::u32string_view characters, NormalForm form) {
+  const bool is_canonical = form == NormalForm::c || form == NormalForm::d;
+  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | (is_canonical ? 0 : UTF8PROC_COMPAT));
+  std::array<utf8proc_int32_t, 32> parts{};  // at most 18
+  std::u32string text;
+  for (const char32_t c : characters) {
+    int state = 0;
+    const auto count =
+        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(), parts.size(), options, &state);
+    text.append(parts.begin(), parts.begin() + count);
   }
-
-  std::uint8_t order(char32_t c) const {
-    const auto* const range = std::upper_bound(std::begin(kCombining), std::end(kCombining), c,
-                                               [](char32_t value, const auto& r) { return value < r.first; });
-    return range != std::begin(kCombining) && c <= range[-1].last ? range[-1].order : 0;
+  const auto order = [](char32_t c) {
+    return utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class;
+  };
+  for (auto at = text.begin(); at != text.end();) {
+    const auto end = std::find_if(at, text.end(), [&](char32_t c) { return order(c) == 0; });
+    std::stable_sort(at, end, [&](char32_t a, char32_t b) { return order(a) < order(b); });
+    at = end == text.end() ? end : end + 1;
   }
+  return text;
+}
 
-  void decompose(char32_t c, std::u32string& out) const {
-    if (c >= kSyllableBase && c < kSyllableBase + kSyllables) {
-      const char32_t index = c - kSyllableBase, tail = index % kTails;
-      out.push_back(kLeadBase + index / (kVowels * kTails));
-      out.push_back(kVowelBase + index % (kVowels * kTails) / kTails);
-      if (tail > 0) {
-        out.push_back(kTailBase + tail);
-      }
-      return;
-    }
-    const auto found = decompositions_.find(c);
-    if (found == decompositions_.end()) {
-      out += c;
-      return;
-    }
-    decompose(found->second->first, out);  // at most four levels deep
-    if (found->second->second != 0) {
-      out += found->second->second;  // never decomposes further
-    }
+// Normalizes a run of characters. No character before or after it may interact with them.
+std::u32string normalized_run(std::u32string_view characters, NormalForm form) {
+  std::u32string text = decomposed(characters, form);
+  if (composes(form)) {
+    std::vector<utf8proc_int32_t> buffer(text.begin(), text.end());
+    const auto length = utf8proc_normalize_utf32(buffer.data(), static_cast<utf8proc_ssize_t>(buffer.size()),
+                                                 static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+    text.assign(buffer.begin(), buffer.begin() + length);
   }
-
-  // The character that is canonically equivalent to the two, or 0.
-  char32_t composed(char32_t first, char32_t second) const {
-    if (first >= kLeadBase && first < kLeadBase + kLeads && second >= kVowelBase && second < kVowelBase + kVowels) {
-      return kSyllableBase + ((first - kLeadBase) * kVowels + (second - kVowelBase)) * kTails;
-    }
-    if (first >= kSyllableBase && first < kSyllableBase + kSyllables && (first - kSyllableBase) % kTails == 0 &&
-        second > kTailBase && second < kTailBase + kTails) {
-      return first + (second - kTailBase);
-    }
-    const auto found = compositions_.find(pair(first, second));
-    return found == compositions_.end() ? 0 : found->second;
-  }
-
-  // Normalizes a run of characters. No character before or after it may interact with them.
-  std::u32string operator()(std::u32string_view characters) const { return compose(decomposed(characters)); }
-
-  std::u32string decomposed(std::u32string_view characters) const {
-    std::u32string text;
-    for (const char32_t c : characters) {
-      decompose(c, text);
-    }
-    for (auto at = text.begin(); at != text.end();) {
-      const auto end = std::find_if(at, text.end(), [&](char32_t c) { return order(c) == 0; });
-      std::stable_sort(at, end, [&](char32_t a, char32_t b) { return order(a) < order(b); });
-      at = end == text.end() ? end : end + 1;
-    }
-    return text;
-  }
-
- private:
-  Normalizer() {
-    for (const Decomposition& each : kDecompositions) {
-      decompositions_.emplace(each.character, &each);
-      if (each.composes) {
-        compositions_.emplace(pair(each.first, each.second), each.character);
-      }
-    }
-  }
-
-  static std::uint64_t pair(char32_t first, char32_t second) { return std::uint64_t{first} << 32 | second; }
-
-  // Composes each character with the last starter (a character of combining class 0) before it, unless a character
-  // between them has the same or a higher class.
-  std::u32string compose(const std::u32string& text) const {
-    std::u32string out;
-    std::size_t starter = std::u32string::npos;
-    std::uint8_t last = 0;  // combining class of the last character that was not composed
-    for (const char32_t c : text) {
-      const std::uint8_t own = order(c);
-      if (starter != std::u32string::npos && (starter + 1 == out.size() || last < own)) {
-        if (const char32_t both = composed(out[starter], c); both != 0) {
-          out[starter] = both;
-          continue;
-        }
-      }
-      if (own == 0) {
-        starter = out.size();
-      }
-      last = own;
-      out += c;
-    }
-    return out;
-  }
-
-  std::unordered_map<char32_t, const Decomposition*> decompositions_;
-  std::unordered_map<std::uint64_t, char32_t> compositions_;
-};
+  return text;
+}
 
 }  // namespace
 
@@ -260,10 +188,10 @@ const CharacterKinds& CharacterKinds::get() {
 
 namespace {
 
-void set_flags(std::uint8_t* flags_of, std::span<const Range> ranges, std::uint8_t flags) {
+void set_flags(std::uint8_t* flags_of, std::span<const Range> ranges, int flags) {
   for (const Range& range : ranges) {
     for (char32_t c = range.first; c <= range.last; ++c) {
-      flags_of[c] |= flags;
+      flags_of[c] |= static_cast<std::uint8_t>(flags);
     }
   }
 }
@@ -275,15 +203,28 @@ CharacterKinds::CharacterKinds() {
   set_flags(flags_, kNumbers, static_cast<std::uint8_t>(Kind::number));
   set_flags(flags_, kSpaces, static_cast<std::uint8_t>(Kind::space));
   set_flags(flags_, kOtherWords, kWord);
-  for (const CombiningRange& range : kCombining) {
-    set_flags(flags_, {{{range.first, range.last}}}, kMayChange | kMayDecompose);
+  set_flags(flags_, {{kVowels, kTails}}, changes_in(NormalForm::c) | changes_in(NormalForm::kc));
+  set_flags(flags_, {{kSyllables}}, changes_in(NormalForm::d) | changes_in(NormalForm::kd));
+  constexpr std::array<NormalForm, 4> forms{NormalForm::c, NormalForm::d, NormalForm::kc, NormalForm::kd};
+  std::vector<bool> is_later(std::size(flags_));
+  for (const Range& range : kLater) {
+    std::fill(is_later.begin() + range.first, is_later.begin() + range.last + 1, true);
   }
-  for (const Decomposition& each : kDecompositions) {
-    flags_[each.composes ? each.second : each.character] |= kMayChange;
-    flags_[each.character] |= kMayDecompose;
+  for (char32_t c = 0; c < std::size(flags_); ++c) {
+    const utf8proc_property_t& property = *utf8proc_get_property(static_cast<utf8proc_int32_t>(c));
+    const bool decomposes = property.decomp_seqindex != UINT16_MAX;
+    if (is_later[c] || (property.combining_class == 0 && !decomposes)) {
+      continue;
+    }
+    for (const NormalForm form : forms) {
+      const std::u32string itself(1, c);
+      if (property.combining_class != 0 || normalized_run(itself, form) != itself) {
+        flags_[c] |= changes_in(form);
+      } else if (const std::u32string parts = decomposed(itself, form); composes(form) && parts.size() > 1) {
+        flags_[parts.back()] |= changes_in(form);  // composes with what is before it
+      }
+    }
   }
-  set_flags(flags_, {{{kSyllableBase, kSyllableBase + kSyllables - 1}}}, kMayDecompose);
-  set_flags(flags_, {{{kVowelBase, kVowelBase + kVowels - 1}, {kTailBase + 1, kTailBase + kTails - 1}}}, kMayChange);
 }
 
 const BertCharacters& BertCharacters::get() {
@@ -294,7 +235,8 @@ const BertCharacters& BertCharacters::get() {
 BertCharacters::BertCharacters() {
   set_flags(flags_, kBertControls, kControl);
   set_flags(flags_, kBertPunctuation, kPunctuation);
-  set_flags(flags_, kBertMarks, kMark);
+  set_flags(flags_, kBertMarks, kBertMark);
+  set_flags(flags_, kMarks, kMark);
   for (const LowerCase& range : kLowerCase) {
     for (char32_t c = range.first; c <= range.last; c += range.step) {
       flags_[c] |= kUpper;
@@ -314,13 +256,20 @@ char32_t BertCharacters::lower_case(char32_t character) const {
   return character;
 }
 
-std::u32string nfd(std::u32string_view characters) { return Normalizer::get().decomposed(characters); }
+char32_t upper_case(char32_t character) {
+  return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(character)));
+}
+char32_t lower_case(char32_t character) {
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character)));
+}
 
-bool may_need_nfc(std::string_view text) {
+std::u32string nfd(std::u32string_view characters) { return decomposed(characters, NormalForm::d); }
+
+bool may_change(std::string_view text, NormalForm form) {
   const CharacterKinds& kinds = CharacterKinds::get();
   for (std::size_t at = 0; at < text.size();) {
     const Character c = character_at(text.data() + at);
-    if (kinds.may_change(c.code)) {
+    if (kinds.may_change(c.code, form)) {
       return true;
     }
     at += c.length;
@@ -328,15 +277,14 @@ bool may_need_nfc(std::string_view text) {
   return false;
 }
 
-std::string nfc(std::string_view text) {
+std::string normal_form(std::string_view text, NormalForm form) {
   const CharacterKinds& kinds = CharacterKinds::get();
-  const Normalizer& normalize = Normalizer::get();
   std::string out;
   out.reserve(text.size());
   std::size_t copied = 0, stable = 0;  // end of the text copied to `out`, and start of the last stable character
   for (std::size_t at = 0; at < text.size();) {
     Character c = character_at(text.data() + at);
-    if (!kinds.may_change(c.code)) {
+    if (!kinds.may_change(c.code, form)) {
       stable = at;
       at += c.length;
       continue;
@@ -348,18 +296,39 @@ std::string nfc(std::string_view text) {
     std::u32string part;
     for (at = begin; at < text.size(); at += c.length) {
       c = character_at(text.data() + at);
-      if (at > begin && !kinds.may_change(c.code)) {
+      const bool is_stable = !kinds.may_change(c.code, form);
+      if (at > begin && is_stable) {
         break;
       }
-      part += c.code;
+      if (is_stable && normalized_run(std::u32string(1, c.code), form) != std::u32string(1, c.code)) {
+        append_utf8(out, c.code);  // only later versions of Unicode normalize it
+      } else {
+        part += c.code;
+      }
     }
-    for (const char32_t each : normalize(part)) {
+    for (const char32_t each : normalized_run(part, form)) {
       append_utf8(out, each);
     }
     copied = at;
   }
   out += text.substr(copied);
   return out;
+}
+
+std::size_t grapheme_length(std::string_view text) {
+  utf8proc_int32_t state = 0;
+  Character c = character_at(text.data());
+  std::size_t length = c.length;
+  while (length < text.size()) {
+    const Character next = character_at(text.data() + length);
+    if (utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(c.code),
+                                         static_cast<utf8proc_int32_t>(next.code), &state)) {
+      break;
+    }
+    length += next.length;
+    c = next;
+  }
+  return length;
 }
 
 }  // namespace mica::io::detail

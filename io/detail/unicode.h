@@ -1,6 +1,6 @@
 #pragma once
 
-// UTF-8, the character classes that tokenizers need, and normalization forms C and D.
+// UTF-8, the character classes that tokenizers need, and normalization forms.
 
 #include <cstddef>
 #include <cstdint>
@@ -52,6 +52,10 @@ inline std::size_t character_before(std::string_view text, std::size_t end) {
 
 enum class Kind : std::uint8_t { other, letter, number, space };
 
+/// Canonical composition and decomposition, and their variants that also replace compatible characters (Unicode
+/// Standard Annex 15).
+enum class NormalForm : std::uint8_t { c, d, kc, kd };
+
 /// The classes \p{L}, \p{N}, \s and \w of regular expressions; Unicode 16.
 class CharacterKinds {
  public:
@@ -60,19 +64,18 @@ class CharacterKinds {
   Kind kind(char32_t character) const { return static_cast<Kind>(flags_[character] & 3); }
   /// \w
   bool is_word(char32_t character) const { return (flags_[character] & kWord) != 0; }
-  /// False if normalization to form C never changes the character, whatever is next to it.
-  bool may_change(char32_t character) const { return (flags_[character] & kMayChange) != 0; }
-  /// The same for form D.
-  bool may_decompose(char32_t character) const { return (flags_[character] & kMayDecompose) != 0; }
+  /// False if normalization never changes the character, whatever is next to it.
+  bool may_change(char32_t character, NormalForm form) const { return (flags_[character] & changes_in(form)) != 0; }
 
  private:
   CharacterKinds();
 
-  static constexpr std::uint8_t kWord = 4, kMayChange = 8, kMayDecompose = 16;
+  static constexpr std::uint8_t kWord = 4;
+  static int changes_in(NormalForm form) { return 8 << static_cast<int>(form); }
   std::uint8_t flags_[0x110000] = {};
 };
 
-/// The character classes of BERT's normalization; Unicode 8.
+/// Character classes of BERT's normalization, Unicode 8, and of other normalizers.
 class BertCharacters {
  public:
   static const BertCharacters& get();
@@ -82,23 +85,32 @@ class BertCharacters {
   /// Forms a word of its own.
   bool is_punctuation(char32_t character) const { return (flags_[character] & kPunctuation) != 0; }
   /// An accent or another mark without width.
-  bool is_mark(char32_t character) const { return (flags_[character] & kMark) != 0; }
+  bool is_mark(char32_t character) const { return (flags_[character] & kBertMark) != 0; }
+  /// General category M, Unicode 9.
+  bool is_any_mark(char32_t character) const { return (flags_[character] & kMark) != 0; }
   char32_t lower_case(char32_t character) const;
 
  private:
   BertCharacters();
 
-  static constexpr std::uint8_t kControl = 1, kPunctuation = 2, kMark = 4, kUpper = 8;
+  static constexpr std::uint8_t kControl = 1, kPunctuation = 2, kBertMark = 4, kUpper = 8, kMark = 16;
   std::uint8_t flags_[0x110000] = {};
 };
+
+/// The upper and lower case of a character by itself, in the version of Unicode of utf8proc.
+char32_t upper_case(char32_t character);
+char32_t lower_case(char32_t character);
 
 /// Normalization form D of Unicode 9.
 std::u32string nfd(std::u32string_view characters);
 
-/// Whether valid UTF-8 may differ from its normalization form C. A fast test, false for most texts.
-bool may_need_nfc(std::string_view text);
+/// Whether normalization may change valid UTF-8. A fast test, false for most texts.
+bool may_change(std::string_view text, NormalForm form);
 
-/// Valid UTF-8 in normalization form C of Unicode 9 (Unicode Standard Annex 15).
-std::string nfc(std::string_view text);
+/// Valid UTF-8 in a normalization form of Unicode 9.
+std::string normal_form(std::string_view text, NormalForm form);
+
+/// The length in bytes of the grapheme cluster at the beginning of valid UTF-8, which must not be empty.
+std::size_t grapheme_length(std::string_view text);
 
 }  // namespace mica::io::detail

@@ -11,7 +11,8 @@ class WordCache {
  public:
   WordCache();
 
-  /// Appends the tokens of a word to `out`. If the cache does not have them, `encode()` appends them.
+  /// Appends the tokens of a word to `out`. If the cache does not have them, `encode()` appends them, and returns
+  /// whether to keep them.
   template <class Encode>
   void append(std::string_view word, std::vector<std::int64_t>& out, const Encode& encode) {
     if (word.size() > Entry::kMostBytes) {
@@ -24,8 +25,7 @@ class WordCache {
       return;
     }
     const std::size_t before = out.size();
-    encode();
-    if (out.size() - before <= Entry::kMostTokens) {
+    if (encode() && out.size() - before <= Entry::kMostTokens) {
       entry.store(word, out.data() + before, out.size() - before);
     }
   }

@@ -21,12 +21,6 @@ bool is_chinese(char32_t c) {
                      [c](const auto& block) { return c >= block.first && c <= block.second; });
 }
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
-  }
-}
-
 }  // namespace
 
 std::string bert_normalized(std::string_view text, const BertNormalization& options) {
@@ -52,7 +46,7 @@ std::string bert_normalized(std::string_view text, const BertNormalization& opti
     changing.clear();
   };
   const auto add = [&](char32_t c) {
-    if (options.strip_accents && kinds.may_decompose(c)) {
+    if (options.strip_accents && kinds.may_change(c, NormalForm::d)) {
       changing += c;
       return;
     }
@@ -81,13 +75,13 @@ std::string bert_normalized(std::string_view text, const BertNormalization& opti
   return out;
 }
 
-void WordPieceEncoder::encode(std::string_view word, const Vocabulary& vocabulary,
+bool WordPieceEncoder::encode(std::string_view word, const Vocabulary& vocabulary,
                               std::vector<std::int64_t>& out) const {
   const auto characters =
       std::count_if(word.begin(), word.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
   if (characters > most_characters_) {
     out.push_back(unknown_);
-    return;
+    return false;
   }
   const std::size_t before = out.size();
   std::string piece;
@@ -109,40 +103,12 @@ void WordPieceEncoder::encode(std::string_view word, const Vocabulary& vocabular
     if (token < 0) {
       out.resize(before);
       out.push_back(unknown_);
-      return;
+      return false;
     }
     out.push_back(token);
     begin = end;
   }
-}
-
-std::string WordPieceEncoder::decoded(std::string_view token, bool is_first) const {
-  std::string text;
-  if (is_first) {
-    text.append(token);
-  } else if (token.starts_with(prefix_)) {
-    text.append(token.substr(prefix_.size()));
-  } else {
-    text.push_back(' ');
-    text.append(token);
-  }
-  if (cleans_up) {
-    constexpr std::array<std::pair<const char*, const char*>, 11> rules{{{" .", "."},
-                                                                         {" ?", "?"},
-                                                                         {" !", "!"},
-                                                                         {" ,", ","},
-                                                                         {" ' ", "'"},
-                                                                         {" n't", "n't"},
-                                                                         {" 'm", "'m"},
-                                                                         {" do not", " don't"},
-                                                                         {" 's", "'s"},
-                                                                         {" 've", "'ve"},
-                                                                         {" 're", "'re"}}};
-    for (const auto& [from, to] : rules) {
-      replace_all(text, from, to);
-    }
-  }
-  return text;
+  return true;
 }
 
 }  // namespace mica::io::detail

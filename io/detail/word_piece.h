@@ -17,6 +17,8 @@ struct BertNormalization {
   bool separate_chinese = true;  ///< make each Chinese character a word
   bool strip_accents = true;
   bool lower_case = true;
+
+  bool operator==(const BertNormalization&) const = default;
 };
 
 /// Normalizes a text, which must be valid UTF-8.
@@ -56,13 +58,8 @@ class WordPieceEncoder {
   WordPieceEncoder(std::string prefix, std::int64_t unknown, std::int64_t most_characters)
       : prefix_(std::move(prefix)), unknown_(unknown), most_characters_(most_characters) {}
 
-  /// Appends the tokens of one word, or the unknown token alone.
-  void encode(std::string_view word, const Vocabulary& vocabulary, std::vector<std::int64_t>& out) const;
-
-  /// The text of a token in decoded text: with a space before it, or without its prefix.
-  std::string decoded(std::string_view token, bool is_first) const;
-
-  bool cleans_up = true;  ///< the decoder removes spaces before punctuation and contractions
+  /// Appends the tokens of one word and returns true, or the unknown token alone and returns false.
+  bool encode(std::string_view word, const Vocabulary& vocabulary, std::vector<std::int64_t>& out) const;
 
  private:
   std::string prefix_ = "##";

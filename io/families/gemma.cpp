@@ -242,40 +242,10 @@ Tensor shifted_norms(const nn::GemmaConfig&, std::string_view, std::string_view 
   return to_gguf ? exact + 1.0 : exact - 1.0;
 }
 
-ChatParts gemma2_parts(std::span<const ChatMessage> messages, const ChatOptions& options) {
-  ChatParts parts{{"<bos>", true}};
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const bool is_user = i % 2 == 0;
-    check(
-        messages[i].role == (is_user ? "user" : "assistant"),
-        "ChatFormat: expected the roles user and assistant in turn, without system, for Gemma 2, got {} as message {}",
-        messages[i].role, i + 1);
-    parts.push_back({"<start_of_turn>", true});
-    parts.push_back({(is_user ? "user\n" : "model\n") + stripped_content(messages[i]), false});
-    parts.push_back({"<end_of_turn>", true});
-    parts.push_back({"\n", false});
-  }
-  if (options.add_generation_prompt) {
-    parts.push_back({"<start_of_turn>", true});
-    parts.push_back({"model\n", false});
-  }
-  return parts;
-}
-
-std::optional<ChatWriter> gemma2_chat(std::string_view jinja) {
-  // Later Gemmas have a system message.
-  if (!contains(jinja, "<start_of_turn>") || !contains(jinja, "| trim + '<end_of_turn>") ||
-      !contains(jinja, "System role not supported")) {
-    return std::nullopt;
-  }
-  return ChatWriter{.parts = gemma2_parts, .end_token = "<end_of_turn>"};
-}
-
 bool has_gemma_head(const nn::GemmaConfig&) { return true; }  // tied
 
 constexpr std::array<std::string_view, 2> kGemmaTypes{"gemma2", "gemma3_text"};
 constexpr std::array<std::string_view, 1> kGemmaArchitectures{"gemma2"};
-constexpr std::array<ChatRecognizer, 1> kGemmaChats{gemma2_chat};
 
 constexpr std::array<Names, 2> kGemmaOutside{{
     {kGgufEmbedding, "model.embed_tokens.weight"},
@@ -313,8 +283,7 @@ const ModelFamily<nn::Gemma>& family() {
                .inside = kGemmaInside,
                .read = gemma_config_of_gguf,
                .write = gemma2_gguf,
-               .converted = shifted_norms},
-      .chats = kGemmaChats};
+               .converted = shifted_norms}};
   return value;
 }
 

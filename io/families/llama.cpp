@@ -390,7 +390,6 @@ bool has_tied_llama_head(const nn::LlamaConfig& c) { return c.tied_head; }
 
 constexpr std::array<std::string_view, 5> kLlamaTypes{"llama", "mistral", "qwen2", "qwen3", "smollm3"};
 constexpr std::array<std::string_view, 3> kLlamaArchitectures{"llama", "qwen2", "qwen3"};
-constexpr std::array<ChatRecognizer, 2> kLlamaChats{llama3_chat, chatml_chat};
 constexpr std::array<std::string_view, 1> kLlamaObsolete{".rotary_emb.inv_freq"};
 
 constexpr std::array<Names, 4> kLlamaOutside{{
@@ -431,8 +430,7 @@ const ModelFamily<nn::Llama>& family() {
                .read = llama_config_of_gguf,
                .write = llama_gguf,
                .converted = reordered_rows,
-               .config_tensors = frequency_divisors},
-      .chats = kLlamaChats};
+               .config_tensors = frequency_divisors}};
   return value;
 }
 

@@ -162,7 +162,8 @@ TEST_F(Finetune, LearnsAnswersOfChats) {
   write("chat.jsonl", line + line);
   expect_refusal("--data chat.jsonl", 1, "chat.jsonl, line 1: ChatFormat: the tokenizer has no chat template");
   write("model/chat_template.jinja",
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}");
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
   const Outcome outcome = run("--data chat.jsonl --validation 0.5 --steps 4 --lr 0.01");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const io::Tokenizer tokenizer = io::Tokenizer::load(folder / "model");
@@ -179,10 +180,10 @@ TEST_F(Finetune, LearnsAnswersOfChats) {
 
   write("asked.jsonl", R"({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]})");
   write("alone.jsonl", "{\"messages\": [" + answer + "]}");
-  write("role.jsonl", R"({"messages": [{"role": "tool", "content": "a"}, )" + answer + "]}");
   expect_refusal("--data asked.jsonl", 1, "line 1: expected the last message to be the assistant's, got one of user");
   expect_refusal("--data alone.jsonl", 1, "line 1: expected a list of at least two messages");
-  expect_refusal("--data role.jsonl", 1, "line 1: ChatFormat: expected the role system, user or assistant");
+  write("model/chat_template.jinja", "{{ raise_exception('no chats') }}");
+  expect_refusal("--data chat.jsonl", 1, "line 1: chat template: no chats");
 }
 
 TEST_F(Finetune, LearnsTextsOnQuantizedWeights) {

@@ -15,6 +15,7 @@
 #include <mica/io/tokenizer.h>
 
 using namespace mica;
+using io::detail::NormalForm;
 
 namespace {
 
@@ -87,10 +88,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view recipe = input.substr(0, end);
   const std::string_view text = input.substr(std::min(end + 1, input.size()));
 
-  // Normalizing to form C a second time changes nothing.
-  const std::string repaired = io::detail::repaired_utf8(text), normalized = io::detail::nfc(repaired);
-  fuzz::expect(io::detail::nfc(normalized) == normalized);
-  fuzz::expect(io::detail::may_need_nfc(repaired) || normalized == repaired);
+  // Normalizing a second time changes nothing.
+  const std::string repaired = io::detail::repaired_utf8(text);
+  for (const auto form : {NormalForm::c, NormalForm::d, NormalForm::kc, NormalForm::kd}) {
+    const std::string normalized = io::detail::normal_form(repaired, form);
+    fuzz::expect(io::detail::normal_form(normalized, form) == normalized);
+    fuzz::expect(io::detail::may_change(repaired, form) || normalized == repaired);
+  }
 
   const std::string own = description(recipe);
   const auto tokenizer = io::Tokenizer::parse(own, "", "own");

@@ -1,8 +1,7 @@
-// The input up to the first zero byte is a chat template, or the number of a known one. The rest are messages,
-// separated by zero bytes; the first letter of each is its role. Text in a message must not be able to end the message.
+// The input up to the first zero byte is a chat template. The next part are tools, and the rest messages, separated by
+// zero bytes; the first letter of each is its role. Text in a message must not be able to end the message.
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,18 +10,17 @@
 #include "tests/fuzz/memory_file.h"
 #include <mica/core/check.h>
 #include <mica/io/chat.h>
+#include <mica/io/detail/jinja.h>
 
 using namespace mica;
 
 namespace {
 
-// The parts of known templates that ChatFormat looks at.
-constexpr std::array<std::string_view, 5> kTemplates{
-    "<|start_header_id|><|end_header_id|>{{ message | trim + '<|eot_id|>' }}",
-    "<|start_header_id|><|end_header_id|>{{ message | trim + '<|eot_id|>' }}Cutting Knowledge Date",
-    "<|im_start|>system\\nBe kind.<|im_end|>",
-    "<|im_start|>assistant<|im_end|></think>(not loop.last and reasoning_content)",
-    "<|im_start|>assistant\\n<think>\\n'<|im_end|></think>(not loop.last and reasoning_content)"};
+const std::vector<std::string> kSpecial{"<|begin|>", "<|start|>", "<|end|>"};
+
+constexpr const char* kTemplate =
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
 
 std::string_view take_part(std::string_view& input) {
   const std::string_view part = input.substr(0, input.find('\0'));
@@ -30,42 +28,46 @@ std::string_view take_part(std::string_view& input) {
   return part;
 }
 
+std::int64_t count_special(const io::Tokenizer& tokenizer, const std::vector<std::int64_t>& tokens) {
+  return std::count_if(tokens.begin(), tokens.end(), [&](std::int64_t token) { return tokenizer.is_special(token); });
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const io::Tokenizer tokenizer = fuzz::byte_tokenizer(
-      {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"},
-      "");
   std::string_view input(reinterpret_cast<const char*>(data), size);
-  std::string_view jinja = take_part(input);
-  if (jinja.size() == 1) {
-    jinja = kTemplates[static_cast<unsigned char>(jinja[0]) % kTemplates.size()];
-  }
-  std::vector<io::ChatMessage> messages, plain;
+  const std::string_view jinja = take_part(input);
+  const std::string tools(take_part(input));
+  std::vector<io::ChatMessage> messages;
+  io::detail::jinja::List variables;
   while (!input.empty()) {
     const std::string_view part = take_part(input);
     if (!part.empty()) {
       const std::string role = part[0] == 's' ? "system" : part[0] == 'a' ? "assistant" : "user";
       messages.push_back({role, std::string(part.substr(1))});
-      plain.push_back({role, "x"});
+      variables.push_back(
+          io::detail::jinja::Dict({{"role", role}, {"content", io::detail::repaired_utf8(part.substr(1))}}));
     }
   }
   try {
-    const io::ChatFormat format(jinja);
-    for (const bool prompts : {false, true}) {
-      const io::ChatOptions options{.add_generation_prompt = prompts, .thinking = prompts};
-      const std::vector<std::int64_t> tokens = format.encode(tokenizer, messages, options);
-      fuzz::expect(tokenizer.decode(tokens, {.skip_special_tokens = false}) ==
-                   io::detail::repaired_utf8(format.text(messages, options)));
-      const auto special = [&](const std::vector<std::int64_t>& all) {
-        std::vector<std::int64_t> found;
-        std::copy_if(all.begin(), all.end(), std::back_inserter(found),
-                     [&](std::int64_t token) { return tokenizer.is_special(token); });
-        return found;
-      };
-      fuzz::expect(special(tokens) == special(format.encode(tokenizer, plain, options)));
-    }
-    (void)format.end_token(tokenizer);
+    const io::detail::jinja::Template own(jinja);
+    const io::detail::jinja::Dict all(
+        {{"messages", io::detail::jinja::Value::list(std::move(variables))},
+         {"tools", tools.empty() ? io::detail::jinja::Value() : io::detail::jinja::parse(tools, "tools")}});
+    const std::string text = own.render(all, {.steps = 200'000, .bytes = 1 << 20, .time = 0});
+    fuzz::expect(io::detail::valid_utf8_length(text) == text.size());
+    fuzz::expect(own.render(all, {.steps = 200'000, .bytes = 1 << 20, .time = 0}) == text);
+  } catch (const Error&) {
+  }
+  if (messages.empty()) {
+    return 0;
+  }
+  static const io::ChatFormat format(fuzz::byte_tokenizer(kSpecial, kTemplate));
+  static const io::Tokenizer tokenizer = fuzz::byte_tokenizer(kSpecial, kTemplate);
+  try {
+    const std::vector<std::int64_t> tokens = format.encode(messages);
+    fuzz::expect(tokenizer.decode(tokens, {.skip_special_tokens = false}) == format.text(messages));
+    fuzz::expect(count_special(tokenizer, tokens) == static_cast<std::int64_t>(2 * messages.size() + 1));
   } catch (const Error&) {
   }
   return 0;

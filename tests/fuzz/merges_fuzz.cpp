@@ -52,7 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (vocabulary.empty() && config.empty()) {
       fuzz::expect(decoded == io::detail::repaired_utf8(input));
     }
-    (void)io::ChatFormat(tokenizer.chat_template());
+    (void)io::ChatFormat(tokenizer);
   } catch (const Error&) {
   }
   return 0;

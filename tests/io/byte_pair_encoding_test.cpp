@@ -91,7 +91,7 @@ TEST(BytePairEncoding, FollowsItsDefinition) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
-    const io::detail::BytePairEncoder encoder(random.vocabulary, random.merges, false, "test");
+    const io::detail::BytePairEncoder encoder(random.vocabulary, random.merges, {}, "test");
     io::detail::BytePairScratch scratch;
     for (const std::size_t size : {1, 2, 3, 20, 47, 48, 49, 50, 51, 64, 100, 300}) {
       for (int i = 0; i < 4; ++i) {

@@ -188,7 +188,7 @@ TEST_F(GgufTokenizer, ReadErrors) {
   const std::string p = "tokenizer.ggml.";
   refused(p + "model", {}, "it has no tokenizer");
   refused(p + "model", "none", "it has no tokenizer");
-  refused(p + "model", "llama", "the tokenizer is of the model \"llama\", SentencePiece, which is not supported, only");
+  refused(p + "model", "llama", "the metadata lack \"tokenizer.ggml.scores\"");
   refused(p + "model", "bert", "the tokenizer is of the model \"bert\", WordPiece, which is not supported");
   refused(p + "model", "rwkv", "the tokenizer is of the model \"rwkv\", which is not supported");
   refused(p + "pre", {}, "the metadata lack \"tokenizer.ggml.pre\", which says how the tokenizer cuts a text");
@@ -236,7 +236,7 @@ TEST_F(GgufTokenizer, WriteErrors) {
     expect_error([&] { io::gguf_metadata(tokenizer, size); }, "gguf_metadata: " + message);
   };
   refused(without_flags_of("gpt2"), 609, "the tokenizer has 610 tokens, but the model only 609");
-  refused(without_flags_of("bert"), 640, "tokenizers with WordPiece are not supported");
+  refused(without_flags_of("bert"), 640, "only tokenizers with byte-pair encoding of bytes are supported");
   refused(without_flags_of("roberta"), 640,
           "llama.cpp has no tokenizer that prepares a text as this one does: it adds");
   refused(io::Tokenizer::load(fixture("gpt2")), 640, "GGUF cannot express that the token \"");

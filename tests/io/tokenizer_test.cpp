@@ -13,7 +13,9 @@
 
 #include <mica/core/progress.h>
 #include <mica/io/detail/pre_tokenizer.h>
+#include <mica/io/detail/sentence_piece.h>
 #include <mica/io/detail/unicode.h>
+#include <mica/io/gguf_tokenizer.h>
 #include <mica/io/json.h>
 #include <mica/io/text.h>
 #include <mica/io/tokenizer.h>
@@ -36,6 +38,8 @@ static_assert(GivesTokenBytes<const io::Tokenizer&> && !GivesTokenBytes<io::Toke
 fs::path fixture(const std::string& name) {
   return fs::path(folder_from("MICA_TOKENIZER_FIXTURES", MICA_TOKENIZER_FIXTURES)) / name;
 }
+
+void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 struct Case {
   std::string input, text, with_special;
@@ -91,6 +95,140 @@ TEST(Tokenizer, GivesThePackagesTokens) {
     expect_the_packages_tokens(name, name);
   }
   expect_the_packages_tokens("two_files", "gpt2");
+}
+
+std::vector<std::string> texts_of(const io::JsonValue& list) {
+  std::vector<std::string> texts;
+  for (const io::JsonValue& text : *list.as<io::JsonValue::Array>()) {
+    texts.push_back(*text.as<std::string>());
+  }
+  return texts;
+}
+
+// `expected` has the ids and decoded texts of each text; null: the text itself.
+void expect_tokens(const io::Tokenizer& tokenizer, const std::vector<std::string>& texts,
+                   const io::JsonValue& expected) {
+  const auto& ids = *expected.find("ids")->as<io::JsonValue::Array>();
+  const auto& decoded = *expected.find("texts")->as<io::JsonValue::Array>();
+  ASSERT_EQ(ids.size(), texts.size());
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    Tokens tokens;
+    for (const io::JsonValue& id : *ids[i].as<io::JsonValue::Array>()) {
+      tokens.push_back(*id.as<std::int64_t>());
+    }
+    const std::string text = decoded[i].is_null() ? texts[i] : *decoded[i].as<std::string>();
+    EXPECT_EQ(tokenizer.encode(texts[i]), tokens) << texts[i];
+    EXPECT_EQ(tokenizer.encode(texts[i]), tokens) << "from the cache: " << texts[i];
+    EXPECT_EQ(tokenizer.decode(tokens), text) << texts[i];
+    io::StreamDecoder stream(tokenizer);
+    std::string streamed;
+    for (const std::int64_t token : tokens) {
+      streamed += stream.push(token);
+    }
+    EXPECT_EQ(streamed + stream.finish(), text) << texts[i];
+  }
+}
+
+// Every model with the normalizers, pre-tokenizers and decoders that it is used with: tests/tokenizer/combinations.py.
+TEST(Tokenizer, GivesThePackagesTokensForAllCombinations) {
+  const io::JsonValue json = io::read_json(fixture("combinations.json"), 1 << 20);
+  const std::vector<std::string> texts = texts_of(*json.find("texts"));
+  const auto& all = *json.find("tokenizers")->as<io::JsonValue::Array>();
+  EXPECT_GE(all.size(), 20u);
+  for (const io::JsonValue& entry : all) {
+    SCOPED_TRACE(*entry.find("name")->as<std::string>());
+    const std::string file = io::to_json(*entry.find("tokenizer"));
+#if MICA_WITH_ONIGURUMA
+    expect_tokens(io::Tokenizer::parse(file, "", "test"), texts, entry);
+#else
+    try {
+      expect_tokens(io::Tokenizer::parse(file, "", "test"), texts, entry);
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("needs Oniguruma"), std::string::npos) << error.what();
+    }
+#endif
+  }
+}
+
+TEST(Tokenizer, GivesSentencePiecesTokens) {
+  const io::JsonValue json = io::read_json(fixture("models") / "cases.json", 1 << 20);
+  const std::vector<std::string> texts = texts_of(*json.find("texts"));
+  const TemporaryFolder folder;
+  for (const io::JsonValue& entry : *json.find("models")->as<io::JsonValue::Array>()) {
+    const std::string name = *entry.find("name")->as<std::string>();
+    SCOPED_TRACE(name);
+    const fs::path model = fixture("models") / (name + ".model");
+    fs::copy_file(model, folder.path() / "tokenizer.model", fs::copy_options::overwrite_existing);
+    write_file(folder.path() / "tokenizer_config.json", R"({"add_bos_token": false})");
+    expect_tokens(io::Tokenizer::load(folder.path()), texts, entry);
+
+    write_file(folder.path() / "tokenizer_config.json",
+               R"({"tokenizer_class": "LlamaTokenizer", "add_eos_token": true})");
+    const io::Tokenizer framed = io::Tokenizer::load(folder.path());
+    EXPECT_EQ(framed.bos_token(), framed.find("<s>"));
+    const Tokens tokens = framed.encode("a</s>b");
+    EXPECT_EQ(tokens.front(), framed.bos_token());
+    EXPECT_EQ(tokens.back(), framed.eos_token());
+    EXPECT_EQ(std::count(tokens.begin(), tokens.end(), *framed.eos_token()), 2);
+
+    // A file that is cut off or damaged is refused, or is another valid file.
+    const std::string bytes = contents(model);
+    for (std::size_t size = 0; size < bytes.size(); size += 101) {
+      write_file(folder.path() / "tokenizer.model", bytes.substr(0, size));
+      try {
+        (void)io::Tokenizer::load(folder.path()).encode("abc");
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("tokenizer.model"), std::string::npos) << error.what();
+      }
+    }
+  }
+  write_file(folder.path() / "tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizer"})");
+  expect_error([&] { io::Tokenizer::load(folder.path()); }, "it needs a tokenizer.json");
+}
+
+// The same models in the metadata of GGUF files.
+TEST(Tokenizer, GivesSentencePiecesTokensFromGguf) {
+  const io::JsonValue json = io::read_json(fixture("models") / "cases.json", 1 << 20);
+  const std::vector<std::string> texts = texts_of(*json.find("texts"));
+  for (const io::JsonValue& entry : *json.find("models")->as<io::JsonValue::Array>()) {
+    const std::string name = *entry.find("name")->as<std::string>();
+    if (name == "bpe_raw") {
+      continue;  // has user-defined tokens, which llama.cpp finds in another way
+    }
+    SCOPED_TRACE(name);
+    const io::detail::SentencePieceModel model =
+        io::detail::parse_sentence_piece(contents(fixture("models") / (name + ".model")), "test");
+    std::vector<std::string> tokens;
+    std::vector<float> scores;
+    std::vector<std::int32_t> types;
+    for (const auto& piece : model.pieces) {
+      tokens.push_back(piece.text);
+      scores.push_back(static_cast<float>(piece.score));
+      types.push_back(piece.type);
+    }
+    const std::string p = "tokenizer.ggml.";
+    const io::GgufMetadata metadata{
+        {p + "model", std::string(model.is_unigram ? "t5" : "llama")},
+        {p + "tokens", tokens},
+        {p + "scores", scores},
+        {p + "token_type", types},
+        {p + "precompiled_charsmap", std::vector<std::uint8_t>(model.character_map.begin(), model.character_map.end())},
+        {p + "add_space_prefix", model.adds_prefix},
+        {p + "remove_extra_whitespaces", model.removes_spaces},
+        {p + "unknown_token_id", static_cast<std::uint32_t>(*model.unknown_token)},
+        {p + "bos_token_id", std::uint32_t{1}},
+        {p + "eos_token_id", std::uint32_t{2}},
+        {p + "add_bos_token", false},
+        {p + "add_eos_token", false}};
+    expect_tokens(io::gguf_tokenizer(metadata, "test"), texts, entry);
+    io::GgufMetadata framed = metadata;
+    framed.erase(p + "add_bos_token");
+    framed.erase(p + "add_eos_token");
+    const Tokens ends = io::gguf_tokenizer(framed, "test").encode("a");
+    EXPECT_EQ(model.is_unigram ? ends.back() : ends.front(), model.is_unigram ? 2 : 1);
+    framed[p + "scores"] = std::vector<float>{1};
+    expect_error([&] { io::gguf_tokenizer(framed, "test"); }, "tokenizer.ggml.scores\" 1 scores");
+  }
 }
 
 TEST(Tokenizer, SpecialTokens) {
@@ -257,7 +395,17 @@ TEST(Tokenizer, Errors) {
   expect(file(R"("a": 0, "b": 1, "ab": 2)", R"("a b", ["a", "b"])"), "the merge of \"a\" and \"b\" appears twice");
   expect(file(R"("a": 0)", R"("a")"), "expected a merge of two tokens with a space between them, got \"a\"");
   expect(file(R"("a": 0)", R"(["a"])"), "expected two tokens as merge 0");
-  expect(file(R"("a": 0)", "", R"(, "normalizer": {"type": "Lowercase"})"), "the normalizer \"Lowercase\"");
+  expect(file(R"("a": 0)", "", R"(, "normalizer": {"type": "Upper"})"), "the normalizer \"Upper\" is not supported");
+  expect(file(R"("a": 0)", "", R"(, "decoder": {"type": "CTC"})"), "the decoder \"CTC\" is not supported");
+  expect(file(R"("a": 0)", "", R"(, "decoder": {"type": "Strip", "content": "", "start": 1, "stop": 0})"),
+         "the content of Strip is empty");
+  for (const char* const map : {"AAAA", "////", "BAAAAA==", "IAAAAAAA"}) {
+    expect(file(R"("a": 0)", "",
+                R"(, "normalizer": {"type": "Precompiled", "precompiled_charsmap": ")" + std::string(map) + "\"}"),
+           "the table of characters");
+  }
+  expect(file(R"("a": 0)", "", R"(, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"})"),
+         "is not Base64");
   expect(file(R"("a": 0)", "", R"(, "added_tokens": [{"id": 1, "content": "a"}])"),
          "the added token \"a\" has the id 1, but 0 in the vocabulary");
   expect(file(R"("a": 0)", "", R"(, "added_tokens": [{"id": 0, "content": "x"}])"), "have the same id 0");
@@ -270,25 +418,87 @@ TEST(Tokenizer, Errors) {
     return R"({"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a")" + rest;
   };
   expect(pieces("}}"), "expected a text as \"continuing_subword_prefix\"");
-  expect(pieces(R"(, "continuing_subword_prefix": "##"}})"), "expected BertPreTokenizer as the pre-tokenizer");
   expect(pieces(R"(, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100000}})"),
          "max_input_chars_per_word is 100000, expected at most 4096");
   expect(R"({"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "b"}})",
          "the vocabulary lacks the unknown token \"b\"");
-  expect(R"({"model": {"type": "Unigram"}})", "models of type \"Unigram\" are not supported");
-  expect(R"({"model": {"byte_fallback": true}})", "byte_fallback is not supported");
+  expect(R"({"model": {"type": "WordLevel"}})", "models of type \"WordLevel\" are not supported");
+  const auto unigram = [](const std::string& rest) {
+    return R"({"model": {"type": "Unigram", "vocab": )" + rest + "}}";
+  };
+  expect(unigram("{}"), "expected a list as \"vocab\"");
+  expect(unigram(R"([["a"]])"), "expected a text and a number as token 0");
+  expect(unigram(R"([["a", 0], ["b", "c"]])"), "expected a text and a number as token 1");
+  expect(unigram(R"([["a", 0]], "unk_id": 1)"), "unk_id is 1, which is not one of the 1 tokens");
   const std::string model = R"({"model": {"vocab": {"a": 0}, "merges": []}, "pre_tokenizer": )";
-  expect(model + "null}", "expected a byte-level pre_tokenizer, got none");
-  expect(model + R"({"type": "Whitespace"}})", "the pre-tokenizer \"Whitespace\" is not supported");
-  expect(model + R"({"type": "Sequence", "pretokenizers": []}})", "expected ByteLevel as the last pre-tokenizer");
-  expect(model + R"({"type": "Split", "pattern": {"Regex": "x+"}, "behavior": "Isolated"}})",
-         "the regular expression \"x+\" is not supported");
+  expect(model + R"({"type": "UnicodeScripts"}})", "the pre-tokenizer \"UnicodeScripts\" is not supported");
+  const auto split = [&](const std::string& pattern, const std::string& behavior) {
+    return model + R"({"type": "Split", "pattern": )" + pattern + R"(, "behavior": ")" + behavior + "\"}}";
+  };
+  expect(split(R"({"String": "x"})", "Everywhere"), "behavior is \"Everywhere\", which is not supported");
+  expect(split(R"({"Regex": "(x"})", "Isolated"),
+         MICA_WITH_ONIGURUMA ? "the regular expression \"(x\" is not valid" : "needs Oniguruma");
+  // An expression whose time would grow exponentially with the text.
+  if (MICA_WITH_ONIGURUMA) {
+    const io::Tokenizer slow = io::Tokenizer::parse(split(R"({"Regex": "(x|xx)+[yz]"})", "Isolated"), "", "test");
+    expect_error([&] { slow.encode(std::string(100, 'x') + " z"); }, "the regular expression \"(x|xx)+[yz]\" fails");
+  }
 
+  // Bytes that no token stands for are dropped, or are the unknown token.
   const io::Tokenizer one = io::Tokenizer::parse(file(R"("a": 0)", ""), "", "test");
-  expect_error([&] { one.encode("ab"); }, "encode: the vocabulary has no token for the byte 0x62");
-  EXPECT_EQ(one.encode("aa"), (Tokens{0, 0}));
-  expect_error([&] { one.encode_batch(std::vector<std::string>{"a", "b"}, {}, 2); }, "no token for the byte 0x62");
+  EXPECT_EQ(one.encode("bab a"), (Tokens{0, 0}));
+  const auto refuse = [](const io::Tokenizer& tokenizer, const std::string& text) {
+    expect_error([&] { tokenizer.encode(text, {.refuse_unknown = true}); }, "encode: the vocabulary lacks a part of");
+  };
+  refuse(one, "ab");
+  refuse(one, "ab");  // not from the cache
+  EXPECT_EQ(one.encode("aa", {.refuse_unknown = true}), (Tokens{0, 0}));
+  expect_error(
+      [&] {
+        one.encode_batch(std::vector<std::string>{"a", "b"}, {.refuse_unknown = true}, 2);
+      },
+      "encode: the vocabulary lacks a part of \"b\"");
+  const io::Tokenizer unknown = io::Tokenizer::parse(
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "?": 1}, "unk_token": "?", "fuse_unk": true, "merges": []}})", "",
+      "test");
+  EXPECT_EQ(unknown.encode("bbabb"), (Tokens{1, 0, 1}));
+  refuse(unknown, "ab");
   expect_error([] { io::Tokenizer::load(fixture("")); }, "has no tokenizer");
+}
+
+TEST(Tokenizer, FollowsItsConfiguration) {
+  const std::string metaspace =
+      R"({"model": {"type": "BPE", "vocab": {"<s>": 0, "</s>": 1, "a": 2, "\u2581": 3}, "merges": []},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": true},
+    "added_tokens": [{"id": 0, "content": "<s>", "special": true, "normalized": false}]})";
+  const auto encode = [&](const std::string& config, const std::string& text) {
+    return io::Tokenizer::parse(metaspace, config, "test").encode(text);
+  };
+  EXPECT_EQ(encode("", "a a"), (Tokens{3, 2, 3, 2}));
+  EXPECT_EQ(encode(R"({"add_prefix_space": false})", "a a"), (Tokens{2, 3, 2}));
+  EXPECT_EQ(encode(R"({"add_prefix_space": true})", "a"), (Tokens{3, 2}));
+  EXPECT_EQ(encode(R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true})", "a"), (Tokens{0, 3, 2}));
+  EXPECT_EQ(encode(R"({"bos_token": "<s>", "eos_token": "</s>", "add_eos_token": true})", "a"), (Tokens{3, 2, 1}));
+  // Named tokens are found in a text, and get a number if they have none.
+  EXPECT_EQ(encode("", "</s>"), (Tokens{3}));
+  EXPECT_EQ(encode(R"({"eos_token": "</s>"})", "a</s>"), (Tokens{3, 2, 1}));
+  EXPECT_EQ(encode(R"({"pad_token": "<pad>", "added_tokens_decoder": {"9": {"content": "<x>"}}})", "<x><pad>"),
+            (Tokens{9, 10}));
+  const io::Tokenizer first =
+      io::Tokenizer::parse(std::string(metaspace).replace(metaspace.find("always"), 6, "first"), "", "test");
+  EXPECT_EQ(first.encode("a<s>a"), (Tokens{3, 2, 0, 2}));
+}
+
+TEST(Tokenizer, BytesOfTokens) {
+  const io::Tokenizer tokenizer = io::Tokenizer::parse(
+      R"({"model": {"type": "BPE", "byte_fallback": true, "vocab": {"<0xE2>": 0, "\u2581a": 1, "b": 2}, "merges": []},
+       "decoder": {"type": "Sequence", "decoders": [
+         {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+         {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}})",
+      "", "test");
+  EXPECT_EQ(tokenizer.token_bytes(0), "\xE2");
+  EXPECT_EQ(tokenizer.token_bytes(1), " a");
+  EXPECT_EQ(tokenizer.decode(Tokens{1, 1, 0, 2}), "a a\uFFFDb");
 }
 
 TEST(Tokenizer, ReportsProgressInLongTexts) {

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Writes fixtures/: small tokenizers and the tokens that the package `tokenizers` gives for some texts.
 
-    pip install tokenizers==0.23.3
+    pip install tokenizers==0.23.3 sentencepiece==0.2.3 transformers protobuf
     python tests/tokenizer/make_fixtures.py
 """
 
 import json
 import random
 import shutil
+import tempfile
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -90,6 +91,45 @@ def save(name, description):
     (folder / "cases.json").write_text(json.dumps(cases, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
+def make_combinations():
+    """fixtures/combinations.json: the small tokenizers of combinations.py; fixtures/models: SentencePiece models."""
+    from combinations import all_tokenizers, few_rules, sentence_piece_models
+    import sentencepiece
+    random.seed(2)
+    texts = [text for text in TEXTS if len(text) < 100] + [
+        "Noir noir <mask> <sep>  x<s></s> ``a'' ﬁ①②Ａｶﾞ½e\u0301\u0323 \u1100\u1161\u11a8 \u00a0\u3000", "<0x41><0xZZ> \u2581 a\u2581b  \u2581", "zebra 7 Ã", "\t\x07\u200d😀",
+        "<tool> <tool>>x\n\n  two   spaces  "]
+    alphabet = "ab e1\n\t'sé\u0301漢😀\u11a8가.<>oT" + "\u00a0\u2581"
+    texts += ["".join(random.choices(alphabet, k=20)) for _ in range(6)]
+    lines = [*SENTENCES.splitlines(keepends=True)[:3] * 15, *SENTENCES.splitlines(keepends=True)]
+    with tempfile.TemporaryDirectory() as work:
+        rules = few_rules(Path(work))
+        tokenizers = []
+        for name, tokenizer in all_tokenizers(lines, 290, rules=rules):
+            description = tokenizer.to_str()
+            own = Tokenizer.from_str(description)
+            ids = [own.encode(text).ids for text in texts]
+            decoded = [own.decode(each) for each in ids]
+            tokenizers.append({"name": name, "tokenizer": json.loads(description), "ids": ids,
+                               "texts": [None if a == b else b for a, b in zip(texts, decoded)]})  # None: the same
+        dump(HERE / "fixtures" / "combinations.json", {"texts": texts, "tokenizers": tokenizers})
+        folder = HERE / "fixtures" / "models"
+        folder.mkdir()
+        cases = []
+        texts = [text for text in texts if "<s>" not in text and "\u2581" not in text]
+        for name, model in sentence_piece_models(lines, 400, rules):
+            (folder / f"{name}.model").write_bytes(model)
+            own = sentencepiece.SentencePieceProcessor(model_proto=model)
+            ids = [own.encode(text) for text in texts]
+            # sentencepiece decodes the unknown token to " ⁇ ", and transformers to its name.
+            cases.append({"name": name, "ids": ids, "texts": [own.decode(each).replace(" \u2047 ", "<unk>") for each in ids]})
+        dump(folder / "cases.json", {"texts": texts, "models": cases})
+
+
+def dump(path, value):
+    path.write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
 def main():
     shutil.rmtree(HERE / "fixtures", ignore_errors=True)
     byte_level = pre_tokenizers.ByteLevel
@@ -104,6 +144,8 @@ def main():
     make("smollm", [pre_tokenizers.Digits(individual_digits=True), byte_level(add_prefix_space=False)])
     make("roberta", [byte_level(add_prefix_space=True)], post_processor=lambda t: processors.RobertaProcessing(
         ("<|im_end|>", t.token_to_id("<|im_end|>")), ("<|begin_of_text|>", t.token_to_id("<|begin_of_text|>"))))
+
+    make_combinations()
 
     # GPT-2's original two files, which give the same tokens.
     folder = HERE / "fixtures" / "two_files"

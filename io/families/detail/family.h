@@ -11,7 +11,6 @@
 #include <variant>
 
 #include <mica/core/state_dict.h>
-#include <mica/io/families/detail/chat_writer.h>
 #include <mica/io/families/detail/config_entries.h>
 #include <mica/io/families/detail/file_tensors.h>
 #include <mica/io/families/detail/gguf_source.h>
@@ -61,7 +60,6 @@ struct ModelFamily {
 
   std::string_view adapter_task{};  ///< PEFT's task_type
   GgufFamily<Config> gguf{};
-  std::span<const ChatRecognizer> chats{};
 
   bool ties_head(const Config& config) const { return has_tied_head != nullptr && has_tied_head(config); }
 };
