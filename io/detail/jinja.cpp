@@ -15,7 +15,7 @@ namespace mica::io::detail::jinja {
 
 namespace {
 
-constexpr int kDeepest = 1000;                   // nested statements, expressions and calls together
+constexpr int kDeepestCall = 1000;               // nested statements, expressions and calls together
 constexpr std::int64_t kLongestRange = 100'000;  // as in Jinja's sandbox
 
 /// Variables of a scope. Reading looks at the scopes around it, too.
@@ -154,7 +154,7 @@ class Program final : public Machine {
   class Level {
    public:
     explicit Level(Program& program) : program_(program) {
-      if (++program_.depth_ > kDeepest) {
+      if (++program_.depth_ > kDeepestCall) {
         --program_.depth_;
         program_.refuse("it is nested too deeply");
       }
