@@ -320,12 +320,16 @@ Tensor solve_triangular(const Tensor& a_in, const Tensor& b_in, TriangularOption
       a_in, b_in);
 }
 
-Tensor cholesky_solve(const Tensor& b, const Tensor& factor, bool upper) {
-  expect_matrices(factor, "cholesky_solve", true);
-  check(b.dim() >= 2 && b.size(-2) == factor.size(-1), "cholesky_solve: expected b of shape (…, {}, k), got {}",
-        factor.size(-1), b.shape());
-  const Tensor l = upper ? transpose_of(factor) : factor;
-  return solve_triangular(transpose_of(l), solve_triangular(l, b, {}), {.upper = true});
+Tensor cholesky_solve(const Tensor& b_in, const Tensor& factor_in, bool upper) {
+  return in_full_precision(
+      [&](const Tensor& b, const Tensor& factor) {
+        expect_matrices(factor, "cholesky_solve", true);
+        check(b.dim() >= 2 && b.size(-2) == factor.size(-1), "cholesky_solve: expected b of shape (…, {}, k), got {}",
+              factor.size(-1), b.shape());
+        const Tensor l = upper ? transpose_of(factor) : factor;
+        return solve_triangular(transpose_of(l), solve_triangular(l, b, {}), {.upper = true});
+      },
+      b_in, factor_in);
 }
 
 }  // namespace mica

@@ -818,7 +818,7 @@ def solved(a, args, kwargs):
 
 def solved_triangular(a, args, kwargs):
     values = arguments(args, kwargs, "B", "upper", "left", "unitriangular")
-    need(a.shape[-2:] == (3, 3) or (a.dim() == 2 and values["B"].numel() == 0), "a size and an empty one are enough")
+    need(a.shape[-1] == 3 and a.numel() > 0 and values["B"].numel() > 0, "one size is enough")
     return Call([a, values["B"]],
                 {name: values.get(name, name == "left") for name in ("upper", "left", "unitriangular")})
 

@@ -465,6 +465,7 @@ TEST(Linalg, Autocast) {
     const autograd::Autocast guard(bfloat16);
     expect_same_bits(lstsq(a, b), expected);
     EXPECT_EQ(solve(a.to(bfloat16), b).dtype(), float32);
+    EXPECT_EQ(cholesky_solve(b, a.to(bfloat16)).dtype(), float32);
     EXPECT_EQ(svdvals(a.to(bfloat16)).dtype(), float32);
   }
 }
