@@ -154,6 +154,7 @@ CsvTable CsvTable::parse(std::string_view text, const CsvOptions& options, const
   table.missing_ = options.missing;
   Parser(text, options, table).parse();
   const auto columns = static_cast<std::ptrdiff_t>(table.fields_.size() / table.lines_.size());
+  table.names_.reserve(static_cast<std::size_t>(columns));
   std::set<std::string_view> distinct;
   for (std::ptrdiff_t i = 0; i < columns; ++i) {
     table.names_.push_back(options.header ? std::string(table.text_, table.fields_[static_cast<std::size_t>(i)].begin,
