@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
 #include <mica/core/progress.h>
@@ -36,8 +38,12 @@ Tensor QuantizedLinear::operator()(const Tensor& x, Activation activation) const
   return call(*this, x, [&](const Tensor& x) { return forward(x, activation); });
 }
 
-std::vector<std::string> quantize(Module& model, const QuantizeOptions& options) {
-  mica::quantize(zeros({1, 1}), options);  // checks the options
+std::vector<std::string> quantize(Module& model, const QuantizeOptions& options, int head_bits) {
+  QuantizeOptions of_head = options;
+  of_head.bits = std::max(options.bits, head_bits);
+  for (const QuantizeOptions& each : {options, of_head}) {
+    mica::quantize(zeros({1, 1}), each);  // checks the options
+  }
   const std::vector<AdaptedLayer> layers = linear_layers(model);
   for (const AdaptedLayer& layer : layers) {
     check(!layer.layer->is_quantized(), "quantize: {} is quantized already", layer.name);
@@ -50,7 +56,7 @@ std::vector<std::string> quantize(Module& model, const QuantizeOptions& options)
   std::vector<std::string> names;
   for (const AdaptedLayer& layer : layers) {
     const std::int64_t done = layer.layer->weight.numel();
-    layer.layer->quantize(options);
+    layer.layer->quantize(layer.name == "lm_head" ? of_head : options);
     progress.advance(done);
     names.push_back(layer.name);
   }

@@ -34,8 +34,13 @@ class QuantizedLinear : public Linear {
 ///
 ///     nn::quantize(llama, {.bits = 4});
 ///
+/// A layer "lm_head" gets at least `head_bits`: of all layers, it is the one whose rounding costs most. With the other
+/// defaults, 4 bits take 4.5 bits a weight in float16 and bfloat16, with scales and zeros, and 5 in float32; 8 bits
+/// take 8.5 and 9. docs/pretrained.md has the measured losses. On a GPU, the kernel that computes a whole step of a
+/// Llama needs a head of as many bits as the other layers.
+///
 /// Throws, changing nothing, if a layer is quantized already or an option is invalid. Also throws for weights that are
 /// not finite, and if memory runs out; the layers before are then quantized already.
-std::vector<std::string> quantize(Module& model, const QuantizeOptions& options = {});
+std::vector<std::string> quantize(Module& model, const QuantizeOptions& options = {}, int head_bits = 8);
 
 }  // namespace mica::nn

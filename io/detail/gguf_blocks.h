@@ -29,7 +29,7 @@
 #include <cstdint>
 #include <span>
 
-#include <mica/io/gguf.h>
+#include <mica/io/gguf_types.h>
 #include <mica/ops/quantized/quantized.h>
 
 namespace mica::io::detail {

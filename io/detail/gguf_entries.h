@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <mica/core/check.h>
-#include <mica/io/gguf.h>
+#include <mica/io/gguf_types.h>
 
 namespace mica::io::detail {
 

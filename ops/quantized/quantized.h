@@ -61,20 +61,22 @@ void check_weight(const char* op, const QuantizedWeight& q);
 enum class QuantizationScheme : std::uint8_t {
   asymmetric,  ///< the integers cover the range from the smallest to the largest weight of a group
   symmetric,   ///< the range is symmetric about 0; `zero` is one scalar
+  fitted,  ///< 8 bits: asymmetric. Fewer bits: the zero is not rounded to an integer, and of several smaller ranges,
+           ///< the one with the least squared error is used, so that the ends of the range may be clipped
 };
 
 struct QuantizeOptions {
   int bits = 4;
   std::int64_t group_size = 64;
-  QuantizationScheme scheme = QuantizationScheme::asymmetric;
-  /// scale_and_shift; or fused_multiply_add, with the asymmetric scheme only, which is more accurate with few bits.
+  QuantizationScheme scheme = QuantizationScheme::fitted;
+  /// scale_and_shift; or fused_multiply_add, not with the symmetric scheme, which is more accurate with few bits.
   QuantizationMode mode = QuantizationMode::scale_and_shift;
   DType dtype = float32;  ///< of scale and zero: float32, float16 or bfloat16
 };
 
-/// Quantizes a floating weight (K, N), rounding to nearest: dequantize() differs from the weight by at most half a
-/// scale. Computed on the CPU in float64, then moved to the weight's device. Not differentiable. README.md has the
-/// formulas.
+/// Quantizes a floating weight (K, N), rounding to nearest: except where the fitted scheme clips, dequantize() differs
+/// from the weight by at most half a scale. Computed on the CPU in float64, then moved to the weight's device. Not
+/// differentiable. README.md has the formulas.
 ///
 /// Throws Error if an option is invalid, if a weight is infinite or NaN, or if a scale or zero is out of the range of
 /// options.dtype.

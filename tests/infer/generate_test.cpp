@@ -127,8 +127,8 @@ TEST(Generate, QuantizedModelsWriteTheSameTokensOnBothDevices) {
     // float64, so that rounding does not decide between two tokens.
     nn::Llama llama = randomized(nn::Llama(llama_config()), float64, Device::cpu());
     nn::GPT gpt = randomized(nn::GPT(gpt_config()), float64, Device::cpu());
-    nn::quantize(llama, {.bits = bits});
-    nn::quantize(gpt, {.bits = bits});
+    nn::quantize(llama, {.bits = bits}, bits);
+    nn::quantize(gpt, {.bits = bits}, bits);
     const infer::GenerateOptions options{.count = 30, .sampling = {.temperature = 0.7, .top_k = 5, .seed = 2}};
     const std::vector<Tokens> expected = infer::generate(llama, kPrompts, options);
     const std::vector<Tokens> expected_of_gpt = infer::generate(gpt, kPrompts, options);
@@ -148,7 +148,7 @@ TEST(Generate, QuantizedModelsWriteTheSameTokensWithAndWithoutAGraph) {
       SCOPED_TRACE(fmt::format("{}, {} bits", dtype, bits));
       manual_seed(16);
       nn::Llama llama = randomized(nn::Llama(wide_llama_config()), dtype, Device::cuda());
-      nn::quantize(llama, {.bits = bits});
+      nn::quantize(llama, {.bits = bits}, bits);
       infer::GenerateOptions options{.count = 60, .sampling = {.temperature = 0.7, .seed = 2}, .cuda_graph = false};
       const std::vector<Tokens> expected = infer::generate(llama, kPrompts, options);
       options.cuda_graph = true;
@@ -172,7 +172,7 @@ TEST(Generate, QuantizedModelsWriteTheTokensOfTheWeightsThatTheyRepresent) {
       rounded.load_state_dict(llama.state_dict());
       const infer::GenerateOptions options{.count = 30, .sampling = {.temperature = 0.7, .top_k = 5, .seed = 2}};
       const std::vector<Tokens> before = infer::generate(rounded, kPrompts, options);
-      nn::quantize(llama, {.bits = bits});
+      nn::quantize(llama, {.bits = bits}, bits);
       const std::vector<nn::AdaptedLayer> layers = nn::linear_layers(llama), same = nn::linear_layers(rounded);
       ASSERT_EQ(layers.size(), 15u);
       for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -221,7 +221,7 @@ TEST(Generate, LargestLogitInOneKernel) {
       SCOPED_TRACE(fmt::format("{} bits, {}", bits, dtype));
       nn::Llama llama = randomized(nn::Llama(config), dtype, Device::cuda());
       if (bits != 16) {
-        nn::quantize(llama, {.bits = bits});
+        nn::quantize(llama, {.bits = bits}, bits);
       }
       for (const std::int64_t window : {0, 20}) {
         // Computed from the same kernel's logits.

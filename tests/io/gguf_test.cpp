@@ -514,10 +514,12 @@ TEST_F(Gguf, QuantizedModelsStayQuantized) {
         expect_close(dequantize(narrow.lm_head.quantized), dequantize(packed.lm_head.quantized), 0, 0);
         EXPECT_EQ(narrow(there).dtype(), bfloat16);
         EXPECT_EQ(narrow.new_cache().config().dtype, bfloat16);
+        const auto text = infer::generate(narrow, {{1, 2, 3}}, {.count = 8});
         nn::add_lora(narrow, {"*q_proj"});
         EXPECT_EQ(narrow.model.layers[0].self_attn.q_proj.lora_a.dtype(), bfloat16);
         packed.to(bfloat16);
         expect_close(packed(there), to_vector<double>(narrow(there)), 0, 0);
+        EXPECT_EQ(infer::generate(packed, {{1, 2, 3}}, {.count = 8}), text);
         expect_error([&] { io::save_pretrained(packed, folder_ / "saved"); }, "is quantized");
       }
     }

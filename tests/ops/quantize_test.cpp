@@ -149,7 +149,7 @@ TEST(Quantize, ScalesAreNoLargerThanTheRangeNeeds) {
 
 TEST(Quantize, KnownValues) {
   const Tensor weight = from_data<double>({-1.0, 0.0, 0.5, 2.0}, {4, 1});
-  const QuantizedWeight asymmetric = quantize(weight, {.bits = 2});
+  const QuantizedWeight asymmetric = quantize(weight, {.bits = 2, .scheme = QuantizationScheme::asymmetric});
   expect_close(asymmetric.scale, {1}, 0, 0);
   expect_close(asymmetric.zero, {1}, 0, 0);
   expect_close(unpack_bits(asymmetric.packed, 2, 4), {0, 1, 2, 3}, 0, 0);  // 0.5 is a tie and goes to the even integer
@@ -166,7 +166,8 @@ TEST(Quantize, KnownValues) {
   expect_close(signs.scale, {4}, 0, 0);
   expect_close(dequantize(signs), {-2, -2, 2, 2}, 0, 0);  // 0 is a tie
 
-  const QuantizedWeight line = quantize(weight, {.bits = 1, .mode = Mode::fused_multiply_add});
+  const QuantizedWeight line =
+      quantize(weight, {.bits = 1, .scheme = QuantizationScheme::asymmetric, .mode = Mode::fused_multiply_add});
   expect_close(line.scale, {3}, 0, 0);
   expect_close(line.zero, {-1}, 0, 0);
   expect_close(dequantize(line), {-1, -1, -1, 2}, 0, 0);
@@ -180,6 +181,40 @@ TEST(Quantize, GroupsOfOneValueAreExact) {
                    options.mode == Mode::scale_and_shift ? epsilon_of(options.dtype) : 0, 0, text_of(options));
     }
   }
+}
+
+double relative_error(const QuantizedWeight& q, const Tensor& weight) {
+  const Doubles got = to_vector<double>(dequantize(q, float64)), expected = to_vector<double>(weight);
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    error += (got[i] - expected[i]) * (got[i] - expected[i]);
+    size += expected[i] * expected[i];
+  }
+  return std::sqrt(error / size);
+}
+
+// The fitted scheme has the smaller error, the more so the fewer bits, and never a larger one.
+TEST(Quantize, FittedScalesHaveSmallerErrors) {
+  manual_seed(12);
+  const Tensor weight = randn({256, 40});
+  for (const auto& [bits, most] : {std::pair{1, 0.9}, {2, 0.75}, {4, 0.92}, {8, 1.0001}}) {
+    for (const Mode mode : {Mode::scale_and_shift, Mode::fused_multiply_add}) {
+      for (const DType dtype : {float32, bfloat16}) {
+        QuantizeOptions options{.bits = bits, .mode = mode, .dtype = dtype};
+        const QuantizedWeight q = quantize(weight, options);
+        EXPECT_EQ(q.scale.dtype(), dtype);
+        options.scheme = QuantizationScheme::asymmetric;
+        const double rounded = relative_error(quantize(weight, options), weight);
+        EXPECT_LT(relative_error(q, weight), most * rounded) << bits << " bits, mode " << static_cast<int>(mode);
+      }
+    }
+  }
+  for (const double value : {0.0, 0.75, -3.0}) {
+    const QuantizedWeight q = quantize(full({70, 3}, value));
+    expect_close(dequantize(q), Doubles(210, value), 1e-6, 0);
+  }
+  // Groups far from 0.
+  EXPECT_LT(relative_error(quantize(weight * 0.1 + 3), weight * 0.1 + 3), 0.04);
 }
 
 TEST(Quantize, AnyLayoutAndNoGradient) {
@@ -210,7 +245,7 @@ TEST(Quantize, Errors) {
   expect_error([&] { quantize(weight, {.mode = static_cast<Mode>(77)}); },
                "quantize: expected one of the 5 quantization modes, got 77");
   expect_error([&] { quantize(weight, {.scheme = static_cast<QuantizationScheme>(9)}); },
-               "quantize: expected the scheme asymmetric or symmetric, got 9");
+               "quantize: expected the scheme asymmetric, symmetric or fitted, got 9");
   expect_error([&] { quantize(weight, {.mode = Mode::shift}); },
                "quantize: expected the mode scale_and_shift or fused_multiply_add");
   expect_error([&] { quantize(weight, {.scheme = QuantizationScheme::symmetric, .mode = Mode::fused_multiply_add}); },

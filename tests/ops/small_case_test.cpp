@@ -687,7 +687,7 @@ TEST_F(SmallCase, DecodeSteps) {
   const Tensor tokens = randint(0, 64, {2, 5});
   for (const int bits : {16, 4}) {
     if (bits == 4) {
-      nn::quantize(llama, {.bits = bits});
+      nn::quantize(llama, {.bits = bits}, bits);
     }
     compare(fmt::format("{} bits", bits), 0.05, [&](Device device) {
       llama.to(device);
@@ -784,7 +784,7 @@ TEST_F(SmallCase, DecoderStep) {
   const Tensor tokens = randint(0, 64, {1, 5});
   for (const int bits : {16, 4}) {
     if (bits == 4) {
-      nn::quantize(llama, {.bits = bits});
+      nn::quantize(llama, {.bits = bits}, bits);
     }
     compare(fmt::format("{} bits", bits), 0.05, [&](Device device) {
       llama.to(device);
