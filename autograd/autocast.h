@@ -25,7 +25,7 @@ extern thread_local constinit AutocastState autocast_state;
 
 /// Mixed precision for models that are kept in float32: until the end of scope, on this thread,
 ///
-///   linear, matmul, scaled_dot_product_attention   take float32 operands in 16 bits and return 16 bits
+///   linear, matmul, convolutions, attention        take float32 operands in 16 bits and return 16 bits
 ///   layer_norm, rms_norm, add_layer_norm, softmax, log_softmax, logsumexp, cross_entropy
 ///                                                  take 16-bit operands in float32 and return float32
 ///   add, sub, mul, div, maximum, minimum           of float32 and 16 bits: in float32

@@ -3,13 +3,12 @@
 
     python3 benchmarks/conv_peers.py --program build/bin/bench_conv --network resnet18 --batch 16 --threads 2
 
-The programs run in turn, --rounds times, and the least time of each counts. On a GPU, PyTorch uses channels_last and
+The programs run in turn, --rounds times, and the least time of a layer counts. On a GPU, PyTorch uses channels_last and
 cudnn.benchmark; with --tune, mica measures cuDNN's candidates, too.
 """
 
 import argparse
 import json
-import statistics
 import subprocess
 import tempfile
 import time
@@ -40,7 +39,7 @@ def mica_rows(args):
         return [json.loads(line) for line in open(file.name)]
 
 
-def median_us(run, args):
+def least_us(run, args):
     times = []
     for i in range(args.repeats + 2):
         if args.device == "cpu":
@@ -55,7 +54,7 @@ def median_us(run, args):
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times[2:])
+    return min(times[2:])
 
 
 def torch_times(row, args):
@@ -76,8 +75,8 @@ def torch_times(row, args):
             dy, x, weight, None, [row["stride"]] * 2, [padding] * 2, [1, 1], False, [0, 0], row["groups"],
             [*mask, False])
 
-    return [median_us(forward, args), 0 if row["in"] <= 3 else median_us(backward(True, False), args),
-            median_us(backward(False, True), args)]
+    return [least_us(forward, args), 0 if row["in"] <= 3 else least_us(backward(True, False), args),
+            least_us(backward(False, True), args)]
 
 
 def main():

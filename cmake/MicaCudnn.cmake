@@ -1,4 +1,4 @@
-# Decides whether attention by cuDNN is built: sets MICA_WITH_CUDNN to 1 or 0 and creates the target mica_cudnn. cuDNN has
+# Decides whether attention and convolutions by cuDNN are built: sets MICA_WITH_CUDNN to 1 or 0. cuDNN has
 # no CMake package, so header and library are searched in the toolkit's folders and under CUDNN_ROOT; the PyPI wheels
 # (nvidia-cudnn-cu13) have the same two folders.
 
@@ -31,4 +31,4 @@ if(NOT MICA_CUDNN STREQUAL "OFF" AND MICA_WITH_CUDA)
                         "version: ${mica_cudnn_version}, library: ${MICA_CUDNN_LIBRARY}. Set CUDNN_ROOT")
   endif()
 endif()
-message(STATUS "mica: attention by cuDNN ${MICA_WITH_CUDNN} (MICA_CUDNN=${MICA_CUDNN})")
+message(STATUS "mica: cuDNN ${MICA_WITH_CUDNN} (MICA_CUDNN=${MICA_CUDNN})")
