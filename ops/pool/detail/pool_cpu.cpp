@@ -29,10 +29,8 @@ void find_row_taps(const PoolWindows& w, const images::Grid& x, int o0, int o1, 
       const std::int64_t row =
           x.flat(w.axes[0].first(o0) + a * w.axes[0].dilation, w.axes[1].first(o1) + b * w.axes[1].dilation, 0);
       for (int c = 0; c < last.size; ++c) {
-        const int from = c * last.dilation - last.padding;  // the input of output 0
-        const int begin = from >= 0 ? 0 : (last.stride - 1 - from) / last.stride;
-        const int end = from >= last.in ? 0 : std::min((last.in - 1 - from) / last.stride + 1, last.out);
-        taps.push_back({w.number(a, b, c), row + from, begin, end});
+        const auto [begin, end] = last.outputs_with_tap(c);
+        taps.push_back({w.number(a, b, c), row + c * last.dilation - last.padding, begin, end});
       }
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include <mica/core/half.h>
 
@@ -44,6 +45,14 @@ struct PoolAxis {
   MICA_HOST_DEVICE int end_output(int i) const {
     const int to = adaptive ? ((i + 1) * out + in - 1) / in : quotient_of(i + padding, stride) + 1;
     return to < out ? to : out;
+  }
+  /// The outputs [first, second) whose tap k is inside of the input. Not for adaptive windows.
+  std::pair<int, int> outputs_with_tap(int k) const {
+    const int from = k * dilation - padding;  // the input of output 0
+    const int begin = from >= 0 ? 0 : (stride - 1 - from) / stride;
+    const int to = from >= in ? 0 : (in - 1 - from) / stride + 1;
+    const int limit = to < out ? to : out;
+    return {begin < limit ? begin : limit, limit};
   }
   /// The tap of output o at input i; −1 if there is none.
   MICA_HOST_DEVICE int tap(int o, int i) const {

@@ -158,8 +158,17 @@ void interpolation_table(On device, const InterpolationTable& a) {
   });
 }
 
+/// Computes the op in another way if the device has one for these images: sample_cpu.cpp overloads it.
+template <class On, class Args>
+bool by_rows(On, const Args&, bool /*transposed*/ = false) {
+  return false;
+}
+
 template <class On>
 void resample(On device, const Resample& a) {
+  if (by_rows(device, a)) {
+    return;
+  }
   const images::Grid x = images::grid_of(a.x, a.channels_last, "interpolate"),
                      y = images::grid_of(a.y, a.channels_last, "interpolate");
   on_dtype(FloatTypes{}, a.x.dtype(), "interpolate", [&]<class T>() {
@@ -178,6 +187,9 @@ void resample(On device, const Resample& a) {
 
 template <class On>
 void unfold_images(On device, const Columns& a) {
+  if (by_rows(device, a)) {
+    return;
+  }
   const std::pair<images::Grid, images::Grid> grids = sample_bodies::grids_of(a);
   const images::Grid from = grids.first, to = grids.second;
   on_dtype(FloatTypes{}, a.images.dtype(), "unfold", [&]<class T>() {
@@ -189,6 +201,9 @@ void unfold_images(On device, const Columns& a) {
 
 template <class On>
 void fold_columns(On device, const Columns& a) {
+  if (by_rows(device, a, true)) {
+    return;
+  }
   const std::pair<images::Grid, images::Grid> grids = sample_bodies::grids_of(a);
   const images::Grid to = grids.first, from = grids.second;
   on_dtype(FloatTypes{}, a.images.dtype(), "fold", [&]<class T>() {
