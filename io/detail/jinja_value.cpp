@@ -17,13 +17,13 @@ namespace mica::io::detail::jinja {
 namespace {
 
 constexpr std::size_t kFewMembers = 16;
-constexpr int kDeepest = 100;
+constexpr int kDeepestValue = 100;
 
 int depth_around(int deepest, const Value& value) {
   const Sequence* const sequence = value.as<Sequence>();
   const Dict* const dict = value.as<Dict>();
   const int depth = sequence != nullptr ? sequence->depth : dict != nullptr ? dict->depth() : 0;
-  check(depth < kDeepest, "chat template: lists are nested more than {} levels deep", kDeepest);
+  check(depth < kDeepestValue, "chat template: lists are nested more than {} levels deep", kDeepestValue);
   return std::max(deepest, depth + 1);
 }
 
