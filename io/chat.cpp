@@ -5,7 +5,7 @@
 
 #include <mica/core/check.h>
 #include <mica/io/chat.h>
-#include <mica/io/detail/tokenizer_file.h>
+#include <mica/io/detail/tokenizer_parts.h>
 #include <mica/io/detail/unicode.h>
 
 namespace mica::io {

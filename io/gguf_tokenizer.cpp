@@ -19,6 +19,7 @@
 #include <mica/io/detail/in_quotes.h>
 #include <mica/io/detail/sentence_piece.h>
 #include <mica/io/detail/tokenizer_file.h>
+#include <mica/io/detail/tokenizer_parts.h>
 #include <mica/io/detail/unicode.h>
 #include <mica/io/gguf_tokenizer.h>
 

@@ -13,6 +13,7 @@
 #include <mica/io/detail/gguf_header.h>
 #include <mica/io/detail/sentence_piece.h>
 #include <mica/io/detail/tokenizer_file.h>
+#include <mica/io/detail/tokenizer_parts.h>
 #include <mica/io/detail/word_cache.h>
 #include <mica/io/file.h>
 #include <mica/io/gguf_tokenizer.h>

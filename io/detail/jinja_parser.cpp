@@ -15,7 +15,7 @@ namespace mica::io::detail::jinja {
 namespace {
 
 constexpr std::size_t kLongestTemplate = std::size_t{4} << 20;
-constexpr int kDeepestNode = 200;  // nested expressions; nested statements
+constexpr int kDeepestSyntax = 200;  // nested expressions; nested statements
 
 struct Token {
   enum class Kind { text, begin_output, end_output, begin_block, end_block, name, string, integer, real, sign, end };
@@ -311,8 +311,8 @@ class Parser {
   class Level {
    public:
     explicit Level(Parser& parser) : parser_(parser) {
-      if (++parser_.depth_ > kDeepestNode) {
-        parser_.refuse("it is nested more than {} levels deep", kDeepestNode);
+      if (++parser_.depth_ > kDeepestSyntax) {
+        parser_.refuse("it is nested more than {} levels deep", kDeepestSyntax);
       }
     }
     Level(const Level&) = delete;
@@ -360,8 +360,8 @@ class Parser {
   void add(Expression& node, Pointer argument) const {
     if (argument != nullptr) {
       node.height = std::max(node.height, argument->height + 1);
-      if (node.height > kDeepestNode) {
-        refuse("an expression is nested more than {} levels deep", kDeepestNode);
+      if (node.height > kDeepestSyntax) {
+        refuse("an expression is nested more than {} levels deep", kDeepestSyntax);
       }
     }
     node.arguments.push_back(std::move(argument));

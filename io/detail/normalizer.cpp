@@ -179,12 +179,16 @@ std::string CharacterMap::normalized_clusters(std::string_view text) const {
   return out;
 }
 
-std::string CharacterMap::normalized(std::string_view text) const {
+std::string CharacterMap::normalized(std::string_view text, const std::vector<std::string>& kept) const {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const Found own = find(text, true);
-    const std::size_t length = own.length > 0 ? own.length : character_at(text.data()).length;
+    const auto whole =
+        std::find_if(kept.begin(), kept.end(), [&](const std::string& each) { return text.starts_with(each); });
+    const Found own = whole == kept.end() ? find(text, true) : Found{};
+    const std::size_t length = whole != kept.end() ? whole->size()
+                               : own.length > 0    ? own.length
+                                                   : character_at(text.data()).length;
     out += own.length > 0 ? own.text : text.substr(0, length);
     text.remove_prefix(length);
   }
@@ -217,7 +221,7 @@ std::string normalized(std::string_view text, const NormalizerStep& step) {
     case NormalizerStep::Kind::replace: return replaced(text, step.searched, step.text);
     case NormalizerStep::Kind::prepend: return text.empty() ? std::string() : step.text + std::string(text);
     case NormalizerStep::Kind::map: return step.map->normalized_clusters(text);
-    case NormalizerStep::Kind::sentence_map: return step.map->normalized(text);
+    case NormalizerStep::Kind::sentence_map: return step.map->normalized(text, step.kept);
     case NormalizerStep::Kind::bert: return bert_normalized(text, step.bert);
     case NormalizerStep::Kind::extra_spaces: return without_extra_spaces(text);
     case NormalizerStep::Kind::nmt: return nmt(text);

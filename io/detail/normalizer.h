@@ -23,8 +23,9 @@ class CharacterMap {
   /// The package `tokenizers` replaces a whole grapheme cluster of less than 6 bytes by what the shortest of its
   /// beginnings in the table stands for, otherwise each character.
   std::string normalized_clusters(std::string_view text) const;
-  /// SentencePiece replaces the longest sequences, from left to right.
-  std::string normalized(std::string_view text) const;
+  /// SentencePiece replaces the longest sequences, from left to right. Of texts in `kept`, it keeps the first that is
+  /// there.
+  std::string normalized(std::string_view text, const std::vector<std::string>& kept) const;
 
  private:
   struct Found {
@@ -58,6 +59,7 @@ struct NormalizerStep {
   Searched searched{};
   std::string text{};
   std::shared_ptr<const CharacterMap> map{};
+  std::vector<std::string> kept{};  ///< of sentence_map: texts that are not changed
   BertNormalization bert{};
 
   bool operator==(const NormalizerStep&) const = default;

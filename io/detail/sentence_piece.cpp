@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -192,8 +193,16 @@ TokenizerDescription describe_sentence_piece(const SentencePieceModel& model, co
   using Kind = NormalizerStep::Kind;
   const auto space = std::string(model.escapes_spaces ? kSpace : " ");
   if (!model.character_map.empty()) {
-    out.normalizer.push_back(
-        {.kind = Kind::sentence_map, .map = std::make_shared<const CharacterMap>(model.character_map, what)});
+    NormalizerStep map{.kind = Kind::sentence_map,
+                       .map = std::make_shared<const CharacterMap>(model.character_map, what)};
+    for (const AddedToken& token : out.added_tokens) {
+      if (!token.special) {
+        map.kept.push_back(token.content);
+      }
+    }
+    std::sort(map.kept.begin(), map.kept.end(),
+              [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
+    out.normalizer.push_back(std::move(map));
   }
   if (model.removes_spaces) {
     out.normalizer.push_back({.kind = Kind::extra_spaces});

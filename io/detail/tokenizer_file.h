@@ -18,7 +18,6 @@
 #include <mica/io/detail/unigram.h>
 #include <mica/io/detail/word_piece.h>
 #include <mica/io/json.h>
-#include <mica/io/tokenizer.h>
 
 namespace mica::io::detail {
 
@@ -56,18 +55,6 @@ inline constexpr std::size_t kLongestAddedToken = 4096;
 
 /// The merge of two tokens, "left right". Throws an Error that starts with `what` if the vocabulary lacks one.
 Merge merge_of(const Vocabulary& vocabulary, std::string_view pair, const std::string& what);
-
-/// Converts descriptions to tokenizers and back.
-struct TokenizerParts {
-  static Tokenizer tokenizer(TokenizerDescription description, TokenizerSettings settings, const std::string& what);
-  static TokenizerDescription description(const Tokenizer& tokenizer);
-  static const TokenizerSettings& settings(const Tokenizer& tokenizer);
-  /// A token as the file has it.
-  static const std::string& text(const Tokenizer& tokenizer, std::int64_t token);
-  /// The tokens of a text with special tokens. Those with `mark` in them are plain text; the mark is removed.
-  static std::vector<std::int64_t> encode_marked(const Tokenizer& tokenizer, std::string_view text,
-                                                 std::string_view mark);
-};
 
 /// Reads the contents of tokenizer.json, which tokenizer_config.json supplements. Errors start with `what`.
 TokenizerDescription describe_tokenizer(const JsonValue& json, const TokenizerSettings& settings,

@@ -6,6 +6,7 @@
 #include "tests/fuzz/memory_file.h"
 #include <mica/core/check.h>
 #include <mica/io/detail/sentence_piece.h>
+#include <mica/io/detail/tokenizer_parts.h>
 #include <mica/io/detail/unicode.h>
 
 using namespace mica;

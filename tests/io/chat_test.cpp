@@ -127,13 +127,15 @@ TEST(Jinja, IsBounded) {
   };
   const std::string many = "{% for a in range(100000) %}";
   expect(many + many + "{% endfor %}{% endfor %}", "it takes more than 1000000 steps");
-  expect(many + "0123456789abcdef{% endfor %}", "bytes");
+  expect("{% for a in range(50) %}" + std::string(1'000'000, 'x') + "{% endfor %}",
+         "the text has more than 8388608 bytes");
   expect("{{ 'x' * 20000000 }}", "a text is too long");
   expect("{{ 'x' * 9223372036854775807 }}", "a text is too long");
   expect("{{ [1] * 9223372036854775807 }}", "a list is too long");
-  expect("{% set ns = namespace(t='x') %}{% for i in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}", "bytes");
+  expect("{% set ns = namespace(t='x') %}{% for i in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+         "it takes more than 1000000 steps");
   expect("{% set ns = namespace(t='x') %}{% for i in range(99) %}{% set ns.t = ns.t.replace('x', 'xx') %}{% endfor %}",
-         "");
+         "it takes more than 1000000 steps");
   expect("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "it is nested too deeply");
   expect("{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}",
          "lists are nested");
@@ -147,7 +149,7 @@ TEST(Jinja, IsBounded) {
   expect(sum + " }}", "nested more than 200 levels");
   expect(blocks, "nested more than 200 levels");
   // A chain of namespaces that refer to each other, and macros that refer to themselves, are freed.
-  (void)Template("{% set ns = namespace() %}{% for i in range(50000) %}{% set ns.x = namespace(x=ns.x) %}{% endfor %}")
+  (void)Template("{% set ns = namespace() %}{% for i in range(20000) %}{% set ns.x = namespace(x=ns.x) %}{% endfor %}")
       .render(Dict({}));
   (void)Template(
       "{% for i in range(100) %}{% macro f() %}{% endmacro %}{% set ns = namespace(f=f) %}{% set ns.n = ns %}{% endfor "
