@@ -147,6 +147,9 @@ TEST(Conv, ProductsAreRight) {
       for (const Device device : test_devices()) {
         for (const bool composed : {false, true}) {
           for (const bool permuted : {false, true}) {
+            if (permuted && (dtype == float64 || dtype == float16)) {
+              continue;  // layouts are the same in all dtypes
+            }
             const std::string what = fmt::format("x {}, weight {}, {} on {}, {}, {}", g.x, g.weight, dtype, device,
                                                  composed ? "composed" : "kernel", permuted ? "permuted" : "row-major");
             const auto placed = [&](const Tensor& t) {

@@ -113,7 +113,7 @@ Tensor matrices(const Tensor& dense, const Shape& shape) {
   return as_strided(dense, shape, contiguous_strides(shape), dense.handle()->offset);
 }
 
-Tensor transposed(const Tensor& x) {
+Tensor last_axes_swapped(const Tensor& x) {
   Shape shape = x.shape();
   Strides strides = x.strides();
   std::swap(shape[x.dim() - 2], shape[x.dim() - 1]);
@@ -176,7 +176,7 @@ void composed_convolve(const Convolution& args) {
       copy_into(y_images(), y);
     } else if (args.result == ConvPart::x) {
       const Tensor columns = empty(windows.view(padded, false).shape(), wide, out.device());
-      mica::detail::multiply({.a = transposed(weight),
+      mica::detail::multiply({.a = last_axes_swapped(weight),
                               .b = matrices(dense_as(y_images(), wide), {count, groups, rows, places}),
                               .bias = {},
                               .out = matrices(columns, {count, groups, depth, places})});
@@ -193,7 +193,7 @@ void composed_convolve(const Convolution& args) {
       const Tensor y = dense_as(as_strided(args.y, shape, strides, y_images().handle()->offset), wide);
       const Tensor sums = empty(weight_shape, wide, out.device());
       mica::detail::multiply(
-          {.a = matrices(y, {groups, rows, count * places}), .b = transposed(columns), .bias = {}, .out = sums});
+          {.a = matrices(y, {groups, rows, count * places}), .b = last_axes_swapped(columns), .bias = {}, .out = sums});
       add_into(weight, sums);
     }
   }

@@ -434,6 +434,46 @@ Band band_of(const Grid& grid, const std::vector<TapOfGrid>& taps, const Lengths
   return worth ? band : Band{};
 }
 
+// The elements of a band's copy of `channels` channels for `rows` rows of places, when columns [0, columns) are read.
+std::int64_t band_size(const Band& band, std::int64_t channels, std::int64_t rows, std::int64_t columns) {
+  const auto phases = static_cast<std::int64_t>(band.phases.size());
+  return band.before + (channels * phases * (rows + band.more_rows) + 1) * band.pitch + columns;
+}
+
+// Makes the copy for the rows of places from `first` on. Sets `offsets` to where each row (channel, tap) starts in it.
+template <class T, class P>
+void copy_band(const Band& band, const Grid& grid, const Images<const T>& source, std::int64_t image,
+               std::int64_t first_channel, std::int64_t channels, std::int64_t first, std::int64_t rows,
+               std::int64_t columns, P* out, std::vector<std::int64_t>& offsets) {
+  const std::int64_t height = source.size[1], width = source.size[2], stride = grid.axes[2].stride;
+  const std::int64_t lines = rows + band.more_rows;
+  const auto phases = static_cast<std::int64_t>(band.phases.size());
+  std::fill_n(out, band.before, P{});
+  P* to = out + band.before;
+  for (std::int64_t c = 0; c < channels; ++c) {
+    const T* const channel = source.at(image, first_channel + c);
+    for (const auto& [y_phase, x_phase] : band.phases) {
+      const std::int64_t count = std::clamp<std::int64_t>(ceil_div(width - x_phase, stride), 0, band.reach);
+      for (std::int64_t line = 0; line < lines; ++line, to += band.pitch) {
+        const std::int64_t y = (first + band.first_row + line) * grid.axes[1].stride + y_phase;
+        const std::int64_t inside = y >= 0 && y < height ? count : 0;
+        if (inside > 0) {
+          copy_strided(channel + y * width + x_phase, stride, inside, to);
+        }
+        std::fill(to + inside, to + band.pitch, P{});
+      }
+    }
+  }
+  std::fill(to, out + band_size(band, channels, rows, columns), P{});
+  offsets.clear();
+  for (std::int64_t c = 0; c < channels; ++c) {
+    for (const TapOfGrid& tap : band.taps) {
+      const std::int64_t line = (c * phases + tap.tap) * lines + tap.y - band.first_row;
+      offsets.push_back(band.before + line * band.pitch + tap.x);
+    }
+  }
+}
+
 // c = a · b or, with `add`, c += a · b, for a tile c of R rows and two packets; row k of b starts at b + offsets[k].
 template <class S, int R>
 EIGEN_DONT_INLINE void multiply_shifted(std::int64_t depth, const S* a, std::int64_t a_row, const std::int64_t* offsets,
@@ -604,42 +644,16 @@ void convolve_images(const Convolution& args, const Sizes& s, bool forward) {
   const auto by_band = [&](const Part& part, std::int64_t index, Scratch<P>& scratch) {
     const Grid& grid = *part.grid;
     const Band& band = part.band;
-    const std::int64_t height = source.size[1], width = source.size[2], pitch = band.pitch;
     const std::int64_t bands = ceil_div(grid.axes[1].count, band.rows);
     const std::int64_t image = index / bands, first = index % bands * band.rows;
-    const std::int64_t rows = std::min(band.rows, grid.axes[1].count - first), lines = rows + band.more_rows;
+    const std::int64_t rows = std::min(band.rows, grid.axes[1].count - first);
     const std::int64_t columns = band.columns(grid.axes[2].count, kTile);
-    const auto phases = static_cast<std::int64_t>(band.phases.size());
-    const std::int64_t size = band.before + (in_channels * phases * lines + 1) * pitch + columns;
-    P* const padded = gemm::grown(scratch.columns, size);
-    std::fill_n(padded, band.before, P{});
-    P* to = padded + band.before;
-    for (std::int64_t c = 0; c < in_channels; ++c) {
-      const T* const channel = source.at(image, part.group * in_channels + c);
-      for (const auto& [y_phase, x_phase] : band.phases) {
-        const std::int64_t stride = grid.axes[2].stride;
-        const std::int64_t count = std::clamp<std::int64_t>(ceil_div(width - x_phase, stride), 0, band.reach);
-        for (std::int64_t line = 0; line < lines; ++line, to += pitch) {
-          const std::int64_t y = (first + band.first_row + line) * grid.axes[1].stride + y_phase;
-          const std::int64_t inside = y >= 0 && y < height ? count : 0;
-          if (inside > 0) {
-            copy_strided(channel + y * width + x_phase, stride, inside, to);
-          }
-          std::fill(to + inside, to + pitch, P{});
-        }
-      }
-    }
-    std::fill(to, padded + size, P{});
-    scratch.offsets.clear();
-    for (std::int64_t c = 0; c < in_channels; ++c) {
-      for (const TapOfGrid& tap : band.taps) {
-        const std::int64_t line = (c * phases + tap.tap) * lines + tap.y - band.first_row;
-        scratch.offsets.push_back(band.before + line * pitch + tap.x);
-      }
-    }
+    P* const padded = gemm::grown(scratch.columns, band_size(band, in_channels, rows, columns));
+    copy_band(band, grid, source, image, part.group * in_channels, in_channels, first, rows, columns, padded,
+              scratch.offsets);
     scratch.rows.clear();
     for (std::int64_t row = 0; row < rows; ++row) {
-      scratch.rows.push_back({image, 0, first + row, 0, grid.axes[2].count, row * pitch, 0});
+      scratch.rows.push_back({image, 0, first + row, 0, grid.axes[2].count, row * band.pitch, 0});
     }
     S* const sums = gemm::grown(scratch.sums, out_channels * columns);
     if constexpr (kOnTiles<P>) {
@@ -776,100 +790,19 @@ void convolve_weight(const Convolution& args, const Sizes& s) {
   }
 }
 
-// Depthwise: groups of one channel, whose filters are too few for a product of matrices. Rows of a plane are combined
-// in place.
-
-// The plane in S: itself, or a converted copy.
-template <class S, class T>
-const S* widened(const T* plane, std::int64_t size, gemm::Buffer<S>& buffer) {
-  if constexpr (std::is_same_v<S, T>) {
-    return plane;
-  } else {
-    S* const copy = gemm::grown(buffer, size);
-    std::transform(plane, plane + size, copy, [](T value) { return static_cast<S>(value); });
-    return copy;
-  }
-}
-
-// Calls f(tap, row of the source) for each tap along the first two axes that is inside at place (z, y).
-template <class S, class F>
-void for_each_source_row(const Grid& grid, const Sizes& s, const Lengths& size, const S* plane, std::int64_t z,
-                         std::int64_t y, const F& f) {
-  for (const Tap& z_tap : grid.axes[0].taps) {
-    const std::int64_t source_z = z * grid.axes[0].stride + z_tap.start;
-    for (const Tap& y_tap : grid.axes[1].taps) {
-      const std::int64_t source_y = y * grid.axes[1].stride + y_tap.start;
-      if (source_z >= 0 && source_z < size[0] && source_y >= 0 && source_y < size[1]) {
-        f((z_tap.tap * s.filter[1] + y_tap.tap) * s.filter[2], plane + (source_z * size[1] + source_y) * size[2]);
-      }
-    }
-  }
-}
-
-template <class T>
-void depthwise_images(const Convolution& args, const Sizes& s, bool forward) {
-  using S = Accumulate<T>;
-  const Images<const T> source{(forward ? args.x : args.y).data<T>(), s.groups, forward ? s.x : s.y};
-  const Images<T> out{args.out().data<T>(), s.groups, forward ? s.y : s.x};
-  const T* const weight = args.weight.data<T>();
-  const T* const bias = args.bias.data_or_null<T>();
-  const std::vector<Grid> grids = forward ? std::vector<Grid>{s.forward_grid()} : s.backward_grids();
-  const std::int64_t work = std::max(source.plane(), out.plane()) * s.taps();
-  parallel_for(s.images * s.groups, gemm::kMultiplyGrain / 16 / work + 1, [&](std::int64_t begin, std::int64_t end) {
-    static thread_local gemm::Buffer<S> buffer, sums;
-    S* const row = gemm::grown(sums, out.size[2]);
-    for (std::int64_t index = begin; index < end; ++index) {
-      const std::int64_t channel = index % s.groups;
-      const T* const filter = weight + channel * s.taps();
-      const S* const plane = widened<S>(source.data + index * source.plane(), source.plane(), buffer);
-      for (const Grid& grid : grids) {
-        const Axis &z_axis = grid.axes[0], &y_axis = grid.axes[1], &x_axis = grid.axes[2];
-        for (std::int64_t place = 0; place < z_axis.count * y_axis.count; ++place) {
-          const std::int64_t z = place / y_axis.count, y = place % y_axis.count;
-          std::fill_n(row, x_axis.count, bias == nullptr ? S{0} : static_cast<S>(bias[channel]));
-          for_each_source_row(grid, s, source.size, plane, z, y, [&](std::int64_t tap, const S* line) {
-            for (const Tap& x_tap : x_axis.taps) {
-              const S factor = static_cast<S>(filter[tap + x_tap.tap]);
-              const Inside inside(x_tap.start, x_axis.stride, source.size[2], x_axis.count);
-              if (x_axis.stride == 1) {
-                const S* const from = line + x_tap.start;
-                for (std::int64_t i = inside.begin; i < inside.end; ++i) {
-                  row[i] += factor * from[i];
-                }
-              } else {
-                for (std::int64_t i = inside.begin; i < inside.end; ++i) {
-                  row[i] += factor * line[i * x_axis.stride + x_tap.start];
-                }
-              }
-            }
-          });
-          T* const to = out.data + index * out.plane() +
-                        ((z_axis.first + z * z_axis.step) * out.size[1] + y_axis.first + y * y_axis.step) * out.size[2];
-          for (std::int64_t i = 0; i < x_axis.count; ++i) {
-            to[x_axis.first + i * x_axis.step] = static_cast<T>(row[i]);
-          }
-        }
-      }
-    }
-  });
-}
-
-// Σ a[i] · b[i · stride], in lanes that vectorize.
+// Σ a[i] · b[i], in lanes that vectorize.
 template <class S>
-S dot(const S* a, const S* b, std::int64_t stride, std::int64_t count) {
-  constexpr int kLanes = 16;
+S dot(const S* a, const S* b, std::int64_t count) {
+  constexpr std::int64_t kLanes = 32;
   std::array<S, kLanes> lanes{};
-  std::int64_t i = 0;
-  if (stride == 1) {
-    for (; i + kLanes <= count; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        lanes[lane] += a[i + lane] * b[i + lane];
-      }
+  for (std::int64_t i = 0; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += a[i + lane] * b[i + lane];
     }
   }
   S sum = 0;
-  for (; i < count; ++i) {
-    sum += a[i] * b[i * stride];
+  for (std::int64_t i = count / kLanes * kLanes; i < count; ++i) {
+    sum += a[i] * b[i];
   }
   for (const S lane : lanes) {
     sum += lane;
@@ -877,55 +810,63 @@ S dot(const S* a, const S* b, std::int64_t stride, std::int64_t count) {
   return sum;
 }
 
+// The gradient by the weight if each group has one channel: dot products of planes.
 template <class T>
-void depthwise_weight(const Convolution& args, const Sizes& s) {
+void depthwise_weight(const Convolution& args, const Sizes& s, const Grid& grid, const Band& band) {
   using S = Accumulate<T>;
-  const Grid grid = s.forward_grid();
   const Images<const T> x{args.x.data<T>(), s.groups, s.x}, y{args.y.data<T>(), s.groups, s.y};
-  const Axis& x_axis = grid.axes[2];
+  const std::int64_t height = s.y[1], width = s.y[2], columns = (band.rows - 1) * band.pitch + width;
   T* const out = args.weight.data<T>();
-  parallel_for(s.groups, gemm::kMultiplyGrain / 16 / (s.images * y.plane() * s.taps() + 1) + 1,
-               [&](std::int64_t begin, std::int64_t end) {
-                 static thread_local gemm::Buffer<S> x_buffer, y_buffer;
-                 std::vector<double> sums(s.taps());
-                 for (std::int64_t channel = begin; channel < end; ++channel) {
-                   std::fill(sums.begin(), sums.end(), 0.0);
-                   for (std::int64_t image = 0; image < s.images; ++image) {
-                     const S* const plane = widened<S>(x.at(image, channel), x.plane(), x_buffer);
-                     const S* const dy = widened<S>(y.at(image, channel), y.plane(), y_buffer);
-                     for (std::int64_t place = 0; place < s.y[0] * s.y[1]; ++place) {
-                       const S* const dy_row = dy + place * s.y[2];
-                       for_each_source_row(
-                           grid, s, s.x, plane, place / s.y[1], place % s.y[1], [&](std::int64_t tap, const S* line) {
-                             for (const Tap& x_tap : x_axis.taps) {
-                               const Inside inside(x_tap.start, x_axis.stride, s.x[2], x_axis.count);
-                               sums[tap + x_tap.tap] += static_cast<double>(
-                                   dot(dy_row + inside.begin, line + x_tap.start + inside.begin * x_axis.stride,
-                                       x_axis.stride, inside.end - inside.begin));
-                             }
-                           });
-                     }
-                   }
-                   std::transform(sums.begin(), sums.end(), out + channel * s.taps(),
-                                  [](double sum) { return static_cast<T>(static_cast<S>(sum)); });
-                 }
-               });
+  const auto of_channel = [&](std::int64_t channel, Scratch<S>& scratch) {
+    std::vector<double> sums(band.taps.size());
+    for (std::int64_t image = 0; image < s.images; ++image) {
+      for (std::int64_t first = 0; first < height; first += band.rows) {
+        const std::int64_t rows = std::min(band.rows, height - first);
+        S* const padded = gemm::grown(scratch.columns, band_size(band, 1, rows, columns));
+        copy_band(band, grid, x, image, channel, 1, first, rows, columns, padded, scratch.offsets);
+        S* const dy = gemm::grown(scratch.sums, rows * band.pitch);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          copy_run(y.at(image, channel) + (first + row) * width, width, dy + row * band.pitch);
+          std::fill(dy + row * band.pitch + width, dy + (row + 1) * band.pitch, S{0});
+        }
+        for (std::size_t tap = 0; tap < sums.size(); ++tap) {
+          sums[tap] += static_cast<double>(dot<S>(dy, padded + scratch.offsets[tap], (rows - 1) * band.pitch + width));
+        }
+      }
+    }
+    std::transform(sums.begin(), sums.end(), out + channel * s.taps(),
+                   [](double sum) { return static_cast<T>(static_cast<S>(sum)); });
+  };
+  const std::int64_t work = s.images * height * width * s.taps();
+  parallel_for(s.groups, gemm::kMultiplyGrain / 4 / (work + 1) + 1, [&](std::int64_t begin, std::int64_t end) {
+    static thread_local Scratch<S> scratch;
+    for (std::int64_t channel = begin; channel < end; ++channel) {
+      of_channel(channel, scratch);
+    }
+  });
 }
 
 template <class T, class P>
 void convolve(const Convolution& args) {
   const Sizes sizes(args.geometry);
-  if (sizes.x_channels == 1 && sizes.y_channels == 1 && sizes.groups > 1) {
-    if (args.result == ConvPart::weight) {
-      depthwise_weight<T>(args, sizes);
-    } else {
-      depthwise_images<T>(args, sizes, args.result == ConvPart::y);
-    }
-  } else if (args.result == ConvPart::weight) {
-    convolve_weight<T, P>(args, sizes);
-  } else {
-    convolve_images<T, P>(args, sizes, args.result == ConvPart::y);
+  const bool depthwise = sizes.x_channels == 1 && sizes.y_channels == 1 && sizes.groups > 1;
+  if (depthwise && !std::is_same_v<P, Accumulate<T>>) {
+    convolve<T, Accumulate<T>>(args);  // nothing for AMX
+    return;
   }
+  if (args.result != ConvPart::weight) {
+    convolve_images<T, P>(args, sizes, args.result == ConvPart::y);
+    return;
+  }
+  if (depthwise) {
+    const Grid grid = sizes.forward_grid();
+    const Band band = band_of(grid, grid.all_taps(sizes.filter), sizes.x, 1, 1, 1);
+    if (band.rows > 0) {
+      depthwise_weight<T>(args, sizes, grid, band);
+      return;
+    }
+  }
+  convolve_weight<T, P>(args, sizes);
 }
 
 }  // namespace
