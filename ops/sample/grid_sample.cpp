@@ -56,6 +56,7 @@ std::vector<Neighbor> cubic_neighbors(const Tensor& at, double size, const GridS
   const auto far = [](const Tensor& d) { return ((d * a - 5 * a) * d + 8 * a) * d - 4 * a; };
   const std::vector<Tensor> weights{far(t + 1), near(t), near(1 - t), far(2 - t)};
   std::vector<Neighbor> result;
+  result.reserve(weights.size());
   for (int k = 0; k < 4; ++k) {
     result.push_back({padded(left + (k - 1.0), size, options), weights[k]});
   }
