@@ -3,6 +3,7 @@
 // The kernels of pool_kernels.h, for both devices: pool_cpu.cpp and pool_cuda.cu include the loops of their device
 // first.
 
+#include <cmath>
 #include <limits>
 
 #include <mica/ops/images/detail/image_loop.h>
@@ -40,7 +41,7 @@ struct MaxForward {
       S values[V];
       read<V>(x + x_grid.offset(p.outer, a, b, c, p.inner), values);
       for (int i = 0; i < V; ++i) {
-        const bool above = first || values[i] > most[i] || values[i] != values[i];  // NaN counts as largest
+        const bool above = first || values[i] > most[i] || std::isnan(values[i]);  // NaN counts as largest
         most[i] = above ? values[i] : most[i];
         found[i] = above ? tap : found[i];
       }

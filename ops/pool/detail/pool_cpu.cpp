@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -65,7 +66,7 @@ void max_of_plane(const PoolWindows& w, const images::Grid& x_grid, const T* x, 
       MICA_INDEPENDENT
       for (int j = tap.begin; j < tap.end; ++j) {
         const S value = static_cast<S>(x[tap.offset + std::int64_t{j} * stride]);
-        const bool above = (value > best[j]) | (value != value);  // NaN counts as largest
+        const bool above = (value > best[j]) | std::isnan(value);  // NaN counts as largest
         best[j] = above ? value : best[j];
         where[j] = above ? tap.number : where[j];
       }
