@@ -40,8 +40,8 @@ Tensor outer(const Tensor& a, const Tensor& b);
 /// einsum().
 Tensor inner(const Tensor& a, const Tensor& b);
 
-/// The Kronecker product: blocks a[i, j, …] · b, so that axis k has length a.size(k) · b.size(k), for any numeric dtype.
-/// If one has fewer axes, it gets leading axes of length 1. Throws Error if both together have more than 8.
+/// The Kronecker product: blocks a[i, j, …] · b, so that axis k has length a.size(k) · b.size(k), for any numeric
+/// dtype. If one has fewer axes, it gets leading axes of length 1. Throws Error if both together have more than 8.
 Tensor kron(const Tensor& a, const Tensor& b);
 
 }  // namespace mica
