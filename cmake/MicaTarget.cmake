@@ -25,7 +25,6 @@ set_source_files_properties(io/detail/regular_expression.cpp PROPERTIES
                             COMPILE_DEFINITIONS "MICA_WITH_ONIGURUMA=${MICA_WITH_ONIGURUMA}"
                             SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
 if(MICA_WITH_ONIGURUMA)
-  target_link_libraries(mica PRIVATE ${MICA_ONIGURUMA_LIBRARY})
   target_include_directories(mica SYSTEM PRIVATE ${MICA_ONIGURUMA_INCLUDE})
 endif()
 

@@ -142,7 +142,10 @@ CharacterMap::Found CharacterMap::find(std::string_view text, bool longest) cons
     const std::uint32_t unit = units_[node];
     node ^= offset(unit);
     if ((unit >> 8 & 1) != 0 && node < units_.size()) {
-      result = found(i + 1, units_[node] & 0x7FFFFFFF);
+      const bool ends_character = i + 1 == text.size() || (static_cast<unsigned char>(text[i + 1]) & 0xC0) != 0x80;
+      if (ends_character) {
+        result = found(i + 1, units_[node] & 0x7FFFFFFF);
+      }
       if (!longest) {
         break;
       }
@@ -220,8 +223,9 @@ std::string normalized(std::string_view text, const NormalizerStep& step) {
     case NormalizerStep::Kind::strip_accents: return without_accents(text);
     case NormalizerStep::Kind::replace: return replaced(text, step.searched, step.text);
     case NormalizerStep::Kind::prepend: return text.empty() ? std::string() : step.text + std::string(text);
-    case NormalizerStep::Kind::map: return step.map->normalized_clusters(text);
-    case NormalizerStep::Kind::sentence_map: return step.map->normalized(text, step.kept);
+    // A damaged table may cut characters.
+    case NormalizerStep::Kind::map: return repaired_utf8(step.map->normalized_clusters(text));
+    case NormalizerStep::Kind::sentence_map: return repaired_utf8(step.map->normalized(text, step.kept));
     case NormalizerStep::Kind::bert: return bert_normalized(text, step.bert);
     case NormalizerStep::Kind::extra_spaces: return without_extra_spaces(text);
     case NormalizerStep::Kind::nmt: return nmt(text);

@@ -1,6 +1,7 @@
 #include <utility>
 
 #if MICA_WITH_ONIGURUMA
+#include <dlfcn.h>
 #include <oniguruma.h>
 #endif
 
@@ -15,12 +16,64 @@ namespace mica::io::detail {
 
 namespace {
 
+/// Oniguruma's functions. The library is loaded when it is needed and not linked: it also defines regcomp() and
+/// regexec(), and would replace those of the C library in the whole program.
+struct Oniguruma {
+  decltype(&onig_initialize) initialize = nullptr;
+  decltype(&onig_set_parse_depth_limit) set_parse_depth_limit = nullptr;
+  decltype(&onig_new) create = nullptr;
+  decltype(&onig_free) destroy = nullptr;
+  decltype(&onig_search) search = nullptr;
+  decltype(&onig_region_new) create_region = nullptr;
+  decltype(&onig_region_free) destroy_region = nullptr;
+  decltype(&onig_error_code_to_str) error_text = nullptr;
+  OnigEncoding utf8 = nullptr;
+  OnigSyntaxType** syntax = nullptr;
+  bool is_ready = false;
+
+  static const Oniguruma& get() {
+    static const Oniguruma library;
+    return library;
+  }
+
+ private:
+  Oniguruma() {
+    void* handle = nullptr;
+    for (const char* const name : {"libonig.so.5", "libonig.so"}) {
+      handle = handle != nullptr ? handle : dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+    if (handle == nullptr) {
+      return;
+    }
+    bool has_all = true;
+    const auto load = [&]<class T>(const char* name, T& symbol) {
+      symbol = reinterpret_cast<T>(dlsym(handle, name));
+      has_all = has_all && symbol != nullptr;
+    };
+    load("onig_initialize", initialize);
+    load("onig_set_parse_depth_limit", set_parse_depth_limit);
+    load("onig_new", create);
+    load("onig_free", destroy);
+    load("onig_search", search);
+    load("onig_region_new", create_region);
+    load("onig_region_free", destroy_region);
+    load("onig_error_code_to_str", error_text);
+    load("OnigEncodingUTF8", utf8);
+    load("OnigDefaultSyntax", syntax);
+    if (has_all) {
+      set_parse_depth_limit(250);
+      is_ready = initialize(&utf8, 1) == ONIG_NORMAL;
+    }
+  }
+};
+
 const OnigUChar* bytes_of(std::string_view text) { return reinterpret_cast<const OnigUChar*>(text.data()); }
 
 std::string message_of(int code, const OnigErrorInfo* info) {
   std::string message(ONIG_MAX_ERROR_MESSAGE_LEN, '\0');
   auto* const out = reinterpret_cast<OnigUChar*>(message.data());
-  const int length = info != nullptr ? onig_error_code_to_str(out, code, info) : onig_error_code_to_str(out, code);
+  const auto text = Oniguruma::get().error_text;
+  const int length = info != nullptr ? text(out, code, info) : text(out, code);
   message.resize(static_cast<std::size_t>(length));
   return message;
 }
@@ -31,22 +84,20 @@ struct Searched::Compiled {
   regex_t* regex = nullptr;
 
   Compiled(const std::string& expression, const std::string& what) {
-    static const bool is_ready = [] {
-      OnigEncoding utf8 = ONIG_ENCODING_UTF8;
-      onig_set_parse_depth_limit(250);
-      return onig_initialize(&utf8, 1) == ONIG_NORMAL;
-    }();
-    check(is_ready, "{}: Oniguruma cannot be initialized", what);
+    const Oniguruma& library = Oniguruma::get();
+    check(library.is_ready,
+          "{}: the regular expression {} needs Oniguruma, which cannot be loaded. Debian: libonig-dev", what,
+          in_quotes(expression));
     OnigErrorInfo error;
     const OnigUChar* const begin = bytes_of(expression);
-    const int code = onig_new(&regex, begin, begin + expression.size(), ONIG_OPTION_NONE, ONIG_ENCODING_UTF8,
-                              ONIG_SYNTAX_DEFAULT, &error);
+    const int code = library.create(&regex, begin, begin + expression.size(), ONIG_OPTION_NONE, library.utf8,
+                                    *library.syntax, &error);
     check(code == ONIG_NORMAL, "{}: the regular expression {} is not valid: {}", what, in_quotes(expression),
           code == ONIG_NORMAL ? "" : message_of(code, &error));
   }
   Compiled(const Compiled&) = delete;
   Compiled& operator=(const Compiled&) = delete;
-  ~Compiled() { onig_free(regex); }
+  ~Compiled() { Oniguruma::get().destroy(regex); }
 };
 
 std::optional<Span> Searched::next(std::string_view text, std::size_t from) const {
@@ -54,12 +105,13 @@ std::optional<Span> Searched::next(std::string_view text, std::size_t from) cons
     const std::size_t at = source_.empty() ? std::string_view::npos : text.find(source_, from);
     return at == std::string_view::npos ? std::nullopt : std::optional(Span{at, at + source_.size()});
   }
+  const Oniguruma& library = Oniguruma::get();
   // Freed at the end of the thread.
   thread_local const std::unique_ptr<OnigRegion, void (*)(OnigRegion*)> region(
-      onig_region_new(), [](OnigRegion* own) { onig_region_free(own, 1); });
+      library.create_region(), [](OnigRegion* own) { Oniguruma::get().destroy_region(own, 1); });
   const OnigUChar* const begin = bytes_of(text);
   const OnigUChar* const end = begin + text.size();
-  const int at = onig_search(compiled_->regex, begin, end, begin + from, end, region.get(), ONIG_OPTION_NONE);
+  const int at = library.search(compiled_->regex, begin, end, begin + from, end, region.get(), ONIG_OPTION_NONE);
   if (at == ONIG_MISMATCH) {
     return std::nullopt;
   }

@@ -255,9 +255,9 @@ TEST_F(Cli, GeneratesAndTunesWithAGgufFile) {
 
   // If the tokenizer is not supported, prompts and results are numbers of tokens.
   io::GgufMetadata metadata = io::load_gguf_metadata(file);
-  metadata["tokenizer.ggml.model"] = std::string("llama");
+  metadata["tokenizer.ggml.model"] = std::string("bert");
   io::save_gguf(file, io::load_gguf(file), metadata);
-  expect_refusal(command + "--prompt toy", 1, "the tokenizer is of the model \"llama\", SentencePiece");
+  expect_refusal(command + "--prompt toy", 1, "the tokenizer is of the model \"bert\", WordPiece");
   EXPECT_EQ(run(command + "--prompt-tokens 6,10,9").out, numbers);
   // If the file has no tokenizer, the files beside it are used.
   io::save_gguf(file, llama);
