@@ -96,8 +96,9 @@ Grid grid_of(double least, double greatest, const QuantizeOptions& options) {
     greatest = std::max(greatest, 0.0);
     grid.scale = scale_of((greatest - least) / most);
     const double zero = grid.scale > 0 ? -least / grid.scale : 0;
-    // Zeros of 8 bits are up to 255, so that 16-bit dtypes have no room for a fraction.
-    const bool rounds = options.scheme == QuantizationScheme::asymmetric || options.bits == 8;
+    // With 1 bit, an exact 0 matters more. Zeros of 8 bits are up to 255, so that 16-bit dtypes lack room for a
+    // fraction.
+    const bool rounds = options.scheme == QuantizationScheme::asymmetric || options.bits == 1 || options.bits == 8;
     grid.shift = rounds ? std::nearbyint(zero) : static_cast<float>(T(static_cast<float>(zero)));
     grid.zero = grid.shift;
   }

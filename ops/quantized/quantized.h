@@ -61,7 +61,7 @@ void check_weight(const char* op, const QuantizedWeight& q);
 enum class QuantizationScheme : std::uint8_t {
   asymmetric,  ///< the integers cover the range from the smallest to the largest weight of a group
   symmetric,   ///< the range is symmetric about 0; `zero` is one scalar
-  fitted,      ///< like asymmetric, but with fewer than 8 bits the zero is not rounded to an integer, so that the
+  fitted,      ///< like asymmetric, but with 2 and 4 bits the zero is not rounded to an integer, so that the
                ///< integers fit the range; a weight of 0 is then not exact
 };
 
