@@ -98,7 +98,7 @@ Tensor in_other_format(const ModelFamily<Model>& family, const typename ModelFam
 
 /// The tensors under Hugging Face's names.
 template <class Config>
-StateDict hugging_face_tensors(const Config& config, const std::string& architecture, StateDict tensors,
+StateDict hugging_face_tensors(const Config& config, const std::string& architecture, const StateDict& tensors,
                                const std::filesystem::path& path, const std::string& what) {
   const auto& family = family_of(config);
   std::int64_t total = 0;
@@ -160,7 +160,7 @@ GgufModel load_gguf_model(const std::filesystem::path& path, DType dequantized, 
           remove_tied_head(tensors, has_embedding, what);
           remove_tied_head(matrices, has_embedding, what);
         }
-        model.tensors = hugging_face_tensors(config, source.architecture(), std::move(tensors), path, what);
+        model.tensors = hugging_face_tensors(config, source.architecture(), tensors, path, what);
         model.matrices = hugging_face_matrices(config, source.architecture(), matrices, what);
         for (const auto& [name, matrix] : model.matrices) {
           check(!model.tensors.contains(name), "{}: two tensors have the name \"{}\" in the model", what, name);
