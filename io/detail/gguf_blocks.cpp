@@ -92,9 +92,9 @@ void read_six_bits(Bytes from, Parts& p) {
   }
 }
 void write_six_bits(const Parts& p, std::byte* to) {
+  const auto bits = [](std::int8_t value) { return static_cast<unsigned>(static_cast<std::uint8_t>(value)); };
   for (std::size_t g = 0; g < 4; ++g) {
-    const auto a = static_cast<unsigned>(p.scale[g]), b = static_cast<unsigned>(p.least[g]);
-    const auto c = static_cast<unsigned>(p.scale[g + 4]), d = static_cast<unsigned>(p.least[g + 4]);
+    const unsigned a = bits(p.scale[g]), b = bits(p.least[g]), c = bits(p.scale[g + 4]), d = bits(p.least[g + 4]);
     to[g] = static_cast<std::byte>(a | (c >> 4) << 6);
     to[g + 4] = static_cast<std::byte>(b | (d >> 4) << 6);
     to[g + 8] = static_cast<std::byte>((c & 15) | (d & 15) << 4);

@@ -95,26 +95,12 @@ Grid grid_of(double least, double greatest, const QuantizeOptions& options) {
     least = std::min(least, 0.0);  // so that 0 can be represented exactly
     greatest = std::max(greatest, 0.0);
     grid.scale = scale_of((greatest - least) / most);
-    grid.shift = grid.scale > 0 ? std::nearbyint(-least / grid.scale) : 0;
+    const double zero = grid.scale > 0 ? -least / grid.scale : 0;
+    // With 1 bit, an exact 0 matters more. Zeros of 8 bits are up to 255, so that 16-bit dtypes lack room for a
+    // fraction.
+    const bool rounds = options.scheme == QuantizationScheme::asymmetric || options.bits == 1 || options.bits == 8;
+    grid.shift = rounds ? std::nearbyint(zero) : static_cast<float>(T(static_cast<float>(zero)));
     grid.zero = grid.shift;
-  }
-  return grid;
-}
-
-// The same without rounding the zero, for the range without the parts `low` and `high` of it at its ends.
-template <class T>
-Grid fitted_grid_of(double least, double greatest, double low, double high, const QuantizeOptions& options) {
-  const int most = (1 << options.bits) - 1;
-  const bool adds = options.mode == QuantizationMode::fused_multiply_add;
-  least = adds ? least : std::min(least, 0.0);
-  greatest = adds ? greatest : std::max(greatest, 0.0);
-  const double begin = least + low * (greatest - least), range = (1 - low - high) * (greatest - least);
-  Grid grid{};
-  grid.scale = static_cast<float>(T(static_cast<float>(range / most)));
-  if (adds) {
-    grid.zero = grid.offset = static_cast<float>(T(static_cast<float>(begin)));
-  } else if (grid.scale > 0) {
-    grid.zero = grid.shift = static_cast<float>(T(static_cast<float>(-begin / grid.scale)));
   }
   return grid;
 }
@@ -144,27 +130,6 @@ struct GroupStrip {
     return finite;
   }
 
-  /// Adds the squared errors of each column.
-  void add_errors(const Grid* grids, int bits, float* errors) const {
-    const auto most = static_cast<float>((1 << bits) - 1);
-    std::array<float, kStrip> inverse, scale, zero, offset;
-    for (std::int64_t n = 0; n < columns; ++n) {
-      scale[n] = static_cast<float>(grids[n].scale);
-      inverse[n] = scale[n] > 0 ? 1 / scale[n] : 0;
-      zero[n] = static_cast<float>(grids[n].shift);
-      offset[n] = static_cast<float>(grids[n].offset);
-    }
-    for (std::int64_t k = 0; k < rows; ++k) {
-      const W* const line = weights + k * leading;
-      for (std::int64_t n = 0; n < columns; ++n) {
-        const float w = static_cast<float>(line[n]) - offset[n];
-        const float q = std::min(std::max(std::nearbyint(w * inverse[n] + zero[n]), 0.0F), most);
-        const float error = (q - zero[n]) * scale[n] - w;
-        errors[n] += error * error;
-      }
-    }
-  }
-
   void write(const Grid* grids, int bits) const {
     const int per_word = quantized::kWordBits / bits;
     const int most = (1 << bits) - 1;
@@ -180,35 +145,11 @@ struct GroupStrip {
 };
 
 using GridOf = Grid (*)(double least, double greatest, const QuantizeOptions& options);
-using FittedGridOf = Grid (*)(double least, double greatest, double low, double high, const QuantizeOptions& options);
-
-// Replaces grids by those of smaller ranges where their errors are smaller.
-template <class W>
-void fit(const GroupStrip<W>& strip, const double* least, const double* greatest, const QuantizeOptions& options,
-         FittedGridOf fitted_grid_of, Grid* grids) {
-  constexpr int kSteps = 5;
-  const double step = options.bits > 2 ? 0.025 : 0.05;  // of the range
-  std::array<float, kStrip> best, errors;
-  std::array<Grid, kStrip> candidates;
-  for (int i = 0; i < kSteps * kSteps; ++i) {
-    for (std::int64_t c = 0; c < strip.columns; ++c) {
-      candidates[c] = fitted_grid_of(least[c], greatest[c], i / kSteps * step, i % kSteps * step, options);
-    }
-    errors.fill(0);
-    strip.add_errors(candidates.data(), options.bits, errors.data());
-    for (std::int64_t c = 0; c < strip.columns; ++c) {
-      if (i == 0 || errors[c] < best[c]) {
-        best[c] = errors[c];
-        grids[c] = candidates[c];
-      }
-    }
-  }
-}
 
 // Writes q.packed and, in float32, the scales and zeros; `zeros` may be null.
 template <class W>
-void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridOf grid_of, FittedGridOf fitted_grid_of,
-                     const QuantizedWeight& q, float* scales, float* zeros) {
+void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridOf grid_of, const QuantizedWeight& q,
+                     float* scales, float* zeros) {
   const std::int64_t n = weight.size(1);
   const std::int64_t size = quantized::rows_of_group(q.rows, q.group_size);
   const std::int64_t strips = (n + kStrip - 1) / kStrip;
@@ -230,11 +171,6 @@ void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridO
       bool good = strip.range(least.data(), greatest.data());
       for (std::int64_t c = 0; good && c < strip.columns; ++c) {
         grids[c] = grid_of(least[c], greatest[c], options);
-      }
-      if (good && options.scheme == QuantizationScheme::fitted && options.bits <= 4) {
-        fit(strip, least.data(), greatest.data(), options, fitted_grid_of, grids.data());
-      }
-      for (std::int64_t c = 0; good && c < strip.columns; ++c) {
         good = std::isfinite(grids[c].scale) && std::isfinite(grids[c].offset);
         scales[group * n + column + c] = static_cast<float>(grids[c].scale);
         if (zeros != nullptr) {
@@ -299,14 +235,9 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
   const Tensor zero = symmetric ? full({}, symmetric_zero(options.bits), float32) : empty(per_group, float32);
   if (host.numel() > 0) {
     GridOf grid = nullptr;
-    FittedGridOf fitted_grid = nullptr;
-    on_dtype(Scales{}, options.dtype, kOp, [&]<class T>() {
-      grid = grid_of<T>;
-      fitted_grid = fitted_grid_of<T>;
-    });
+    on_dtype(Scales{}, options.dtype, kOp, [&]<class T>() { grid = grid_of<T>; });
     on_dtype(FloatTypes{}, host.dtype(), kOp, [&]<class W>() {
-      quantize_groups<W>(host, options, grid, fitted_grid, q, scale.data<float>(),
-                         symmetric ? nullptr : zero.data<float>());
+      quantize_groups<W>(host, options, grid, q, scale.data<float>(), symmetric ? nullptr : zero.data<float>());
     });
   }
   q.scale = in_dtype(scale, options.dtype);

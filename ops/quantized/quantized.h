@@ -61,8 +61,8 @@ void check_weight(const char* op, const QuantizedWeight& q);
 enum class QuantizationScheme : std::uint8_t {
   asymmetric,  ///< the integers cover the range from the smallest to the largest weight of a group
   symmetric,   ///< the range is symmetric about 0; `zero` is one scalar
-  fitted,  ///< 8 bits: asymmetric. Fewer bits: the zero is not rounded to an integer, and of several smaller ranges,
-           ///< the one with the least squared error is used, so that the ends of the range may be clipped
+  fitted,      ///< like asymmetric, but with 2 and 4 bits the zero is not rounded to an integer, so that the
+               ///< integers fit the range; a weight of 0 is then not exact
 };
 
 struct QuantizeOptions {
@@ -74,9 +74,9 @@ struct QuantizeOptions {
   DType dtype = float32;  ///< of scale and zero: float32, float16 or bfloat16
 };
 
-/// Quantizes a floating weight (K, N), rounding to nearest: except where the fitted scheme clips, dequantize() differs
-/// from the weight by at most half a scale. Computed on the CPU in float64, then moved to the weight's device. Not
-/// differentiable. README.md has the formulas.
+/// Quantizes a floating weight (K, N), rounding to nearest: dequantize() differs from the weight by at most half a
+/// scale. Computed on the CPU in float64, then moved to the weight's device. Not differentiable. README.md has the
+/// formulas.
 ///
 /// Throws Error if an option is invalid, if a weight is infinite or NaN, or if a scale or zero is out of the range of
 /// options.dtype.
