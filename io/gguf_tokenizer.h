@@ -31,8 +31,8 @@ std::vector<std::int64_t> gguf_end_tokens(const GgufMetadata& metadata);
 
 /// A tokenizer as metadata, which gguf_tokenizer() can read, for a model with `vocabulary` tokens: since llama.cpp
 /// requires that many, missing ones are added as unused tokens ("[PAD7]"). Throws an Error for what GGUF cannot
-/// express: WordPiece, SentencePiece, a space added before a text, tokens around a text other than bos and eos, added tokens that
-/// absorb adjacent spaces.
+/// express: WordPiece, SentencePiece, a space added before a text, tokens around a text other than bos and eos, added
+/// tokens that absorb adjacent spaces.
 GgufMetadata gguf_metadata(const Tokenizer& tokenizer, std::int64_t vocabulary);
 
 }  // namespace mica::io
