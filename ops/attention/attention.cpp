@@ -12,6 +12,7 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/join/join.h>
+#include <mica/ops/scan/scan.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -146,7 +147,8 @@ Tensor windowed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
     return scaled_dot_product_attention(q, k, v, part);
   }
   const std::int64_t block = std::clamp(window, kLeast, q.device().is_cuda() ? kMostCuda : kMostCpu);
-  const Tensor indices = arange(static_cast<double>(std::min(keys, window + block)), int64, q.device());
+  const std::int64_t longest = std::max(std::min(keys, window + block), std::min(queries, block));
+  const Tensor indices = cumsum(ones({longest}, int64, q.device()), 0) - 1;  // unlike arange(), can be captured
   Tensors parts;
   Tensor near;  // (rows, columns): whether a key is within a query's window
   std::int64_t near_shift = 0;
@@ -160,9 +162,7 @@ Tensor windowed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
       // Query first + i sees key begin + j if j > i + shift.
       const std::int64_t shift = first + offset - window - begin;
       if (!near.defined() || near_shift != shift || near.shape() != Shape{rows, columns}) {
-        near = gt(
-            slice(indices, 0, 0, columns),
-            unsqueeze(arange(static_cast<double>(shift), static_cast<double>(shift + rows), 1, int64, q.device()), 1));
+        near = gt(slice(indices, 0, 0, columns), unsqueeze(slice(indices, 0, 0, rows), 1) + static_cast<double>(shift));
         near_shift = shift;
       }
       if (!part.mask.defined()) {

@@ -1,4 +1,5 @@
 #include <array>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -47,6 +48,12 @@ LuFactors lu_of(const Tensor& a) {
   if (a.numel() > 0) {
     const kernels::LuFactor args{.a = factors.lu, .pivots = factors.pivots, .info = info};
     on_device(a.device(), [&](auto device) { kernels::lu_factor(device, args); });
+    if (a.device().is_cuda()) {
+      // The libraries call a matrix with NaN singular.
+      const Tensor has_nan = reshape(isnan(sum(a, {-2, -1})), {batch});
+      factors.lu = masked_fill(factors.lu, reshape(has_nan, {batch, 1, 1}), NAN);
+      factors.info = info * logical_not(has_nan).to(int32);
+    }
   }
   return factors;
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include <mica/core/copy.h>
@@ -18,6 +19,7 @@ namespace {
 constexpr std::int64_t kLargeMatrix = 256;
 // The largest matrices of the batched Jacobi algorithms.
 constexpr std::int64_t kJacobiMatrix = 32;
+constexpr int kMostSweeps = 400;  // of Jacobi's algorithm for large matrices
 
 using Solved = Types<float, double>;
 
@@ -72,12 +74,16 @@ Tensor workspace(int elements, Device device) {
   return empty({std::max(elements, 1)}, dtype_of<T>, device);
 }
 
-// Options of Jacobi's algorithms: results are sorted, and tolerances are the libraries' own.
+// Options of Jacobi's algorithms: results are sorted. One object a thread: kernels that still run may use it.
+template <class T>
 class SvdParameters {
  public:
   SvdParameters() {
     cuda::check(cusolverDnCreateGesvdjInfo(&info_), "cusolverDnCreateGesvdjInfo");
     cuda::check(cusolverDnXgesvdjSetSortEig(info_, 1), "cusolverDnXgesvdjSetSortEig");
+    cuda::check(cusolverDnXgesvdjSetTolerance(info_, std::numeric_limits<T>::epsilon()),
+                "cusolverDnXgesvdjSetTolerance");
+    cuda::check(cusolverDnXgesvdjSetMaxSweeps(info_, kMostSweeps), "cusolverDnXgesvdjSetMaxSweeps");
   }
   ~SvdParameters() { (void)cusolverDnDestroyGesvdjInfo(info_); }
   SvdParameters(const SvdParameters&) = delete;
@@ -120,7 +126,7 @@ void svd_of_small(const Svd& args) {
   const Tensor u = square(args.u, a.rows);
   const Tensor v = square(args.v, a.columns);
   const cusolverEigMode_t mode = args.vectors ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
-  const SvdParameters parameters;
+  static thread_local const SvdParameters<T> parameters;
   const auto handle = cuda::cusolver_handle();
   int size = 0;
   cuda::check(of_type<T>(cusolverDnSgesvdjBatched_bufferSize, cusolverDnDgesvdjBatched_bufferSize)(
@@ -148,7 +154,7 @@ void svd_of_each(const Svd& args) {
   const Tensor unused = workspace<T>(1, a.device);
   const Batch<T> u(args.vectors ? args.u : view(unused, {1, 1, 1}), "svd");
   const Batch<T> v(args.vectors ? args.v : view(unused, {1, 1, 1}), "svd");
-  const SvdParameters parameters;
+  static thread_local const SvdParameters<T> parameters;
   const auto handle = cuda::cusolver_handle();
   int size = 0;
   cuda::check(of_type<T>(cusolverDnSgesvdj_bufferSize, cusolverDnDgesvdj_bufferSize)(
@@ -169,7 +175,7 @@ template <class T>
 void eigh_of_small(const Eigh& args) {
   const Batch<T> a(args.a, "eigh");
   const cusolverEigMode_t mode = args.vectors ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
-  const EighParameters parameters;
+  static thread_local const EighParameters parameters;
   const auto handle = cuda::cusolver_handle();
   int size = 0;
   cuda::check(of_type<T>(cusolverDnSsyevjBatched_bufferSize, cusolverDnDsyevjBatched_bufferSize)(
