@@ -609,16 +609,18 @@ class AdapterLoader {
       const Tensor own = own_.at(name);
       values.emplace_back(own, value.detach().to(own.device(), own.dtype()));
     }
+    Tensors trained;
+    for (const Tensor& parameter : model_.parameters()) {
+      if (std::any_of(values.begin(), values.end(), [&](const auto& pair) { return shares(pair.first, parameter); })) {
+        trained.push_back(parameter);
+      }
+    }
     nn::detail::add_adapters(model_, adapters);
     for (const auto& [own, value] : values) {
       copy_into(own, value);
     }
-    for (const auto& [name, parameter] : model_.named_parameters()) {
-      const bool trained = std::any_of(values.begin(), values.end(),
-                                       [&, &p = parameter](const auto& pair) { return shares(pair.first, p); });
-      if (trained) {
-        parameter.requires_grad_();
-      }
+    for (const Tensor& parameter : trained) {
+      parameter.requires_grad_();
     }
   }
 
