@@ -347,8 +347,14 @@ void qr(Cuda, const Qr& args) {
   });
 }
 
-void svd(Cuda, const Svd& args) {
+void svd(Cuda cuda, const Svd& args) {
   const bool is_small = args.a.size(0) > 1 && args.a.size(1) <= kJacobiMatrix && args.a.size(2) <= kJacobiMatrix;
+  if (!is_small && args.a.size(2) < args.a.size(1)) {
+    // For matrices with more columns than rows, gesvdj gave wrong values or did not converge.
+    const Tensor tall = contiguous_data(transpose(args.a, 1, 2));
+    svd(cuda, {.a = tall, .u = args.v, .s = args.s, .v = args.u, .info = args.info, .vectors = args.vectors});
+    return;
+  }
   on_dtype(Solved{}, args.a.dtype(), "svd",
            [&]<class T>() { is_small ? svd_of_small<T>(args) : svd_of_each<T>(args); });
 }
