@@ -232,7 +232,7 @@ const Value* Arguments::find(std::size_t position, std::string_view name) const 
   return found == named.end() ? nullptr : &found->second;
 }
 
-Value Arguments::get(std::size_t position, std::string_view name, Value otherwise) const {
+Value Arguments::get(std::size_t position, std::string_view name, const Value& otherwise) const {
   const Value* const value = find(position, name);
   return value != nullptr ? *value : otherwise;
 }
@@ -718,8 +718,8 @@ Value Machine::filter_list(const std::string& name, const Value& value, const Ar
     for (const Value& item : items_of(value)) {
       charge();
       if (attribute != nullptr) {
-        Value found = member_at(item, *attribute);
-        out.push_back(found.is_undefined() && otherwise != nullptr ? *otherwise : std::move(found));
+        const Value found = member_at(item, *attribute);
+        out.push_back(found.is_undefined() && otherwise != nullptr ? *otherwise : found);
       } else {
         out.push_back(call_filter(text_of(arguments.values[0]), item, rest));
       }
@@ -1023,7 +1023,7 @@ Value Machine::text_method(const std::string& text, const std::string& name, con
   if (name == "replace") {
     const std::string &from = needed(0, "old"), &to = needed(1, "new");
     const std::uint64_t places = from.empty() ? text.size() + 1 : text.size() / from.size();
-    if (to.size() > 0 && places > limits_.bytes / to.size()) {
+    if (!to.empty() && places > limits_.bytes / to.size()) {
       refuse("a text is too long");
     }
     return charged(replaced(text, from, to, number(2, "count", -1)));

@@ -20,7 +20,7 @@ struct Arguments {
 
   /// The argument at a position, or with a name; null if it is absent.
   const Value* find(std::size_t position, std::string_view name) const;
-  Value get(std::size_t position, std::string_view name, Value otherwise) const;
+  Value get(std::size_t position, std::string_view name, const Value& otherwise) const;
 };
 
 /// What functions need of the program that runs.

@@ -131,7 +131,7 @@ struct JsonWriter {
   void line() {
     if (style.indent >= 0) {
       out += '\n';
-      out.append(static_cast<std::size_t>(depth * style.indent), ' ');
+      out.append(static_cast<std::size_t>(depth) * static_cast<std::size_t>(style.indent), ' ');
     }
   }
   template <class Items, class Write>
