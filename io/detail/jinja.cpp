@@ -15,7 +15,7 @@ namespace mica::io::detail::jinja {
 
 namespace {
 
-constexpr int kDeepestCall = 1000;               // nested statements, expressions and calls together
+constexpr int kDeepestCall = 500;                // nested statements, expressions and calls together
 constexpr std::int64_t kLongestRange = 100'000;  // as in Jinja's sandbox
 
 /// Variables of a scope. Reading looks at the scopes around it, too.
