@@ -192,7 +192,7 @@ void read_mxfp4(Bytes from, Parts& p) {
   read_values(from + 1, kShort, kFloats, p.q.data());
 }
 
-struct Type {
+struct BlockType {
   GgufType type;
   std::uint64_t elements, bytes;
   std::size_t group;  // elements in a group
@@ -204,7 +204,7 @@ struct Type {
   void (*read)(Bytes from, Parts& parts);
 };
 
-constexpr std::array<Type, 14> kTypes{{
+constexpr std::array<BlockType, 14> kBlockTypes{{
     {GgufType::q4_0, 32, 18, 32, 8, 4, false, false, DType::float16, read_q4_0},
     {GgufType::q4_1, 32, 20, 32, 0, 4, false, true, DType::float16, read_q4_1},
     {GgufType::q5_0, 32, 22, 32, 16, 8, false, false, DType::float16, read_q5_0},
@@ -222,9 +222,10 @@ constexpr std::array<Type, 14> kTypes{{
     {GgufType::mxfp4, 32, 17, 32, 128, 8, false, false, DType::bfloat16, read_mxfp4},
 }};
 
-const Type& type_of(GgufType type) {
-  const auto* const found = std::find_if(kTypes.begin(), kTypes.end(), [=](const Type& t) { return t.type == type; });
-  check(found != kTypes.end(), "gguf: the type {} has no blocks", static_cast<std::uint32_t>(type));
+const BlockType& type_of(GgufType type) {
+  const auto* const found =
+      std::find_if(kBlockTypes.begin(), kBlockTypes.end(), [=](const BlockType& t) { return t.type == type; });
+  check(found != kBlockTypes.end(), "gguf: the type {} has no blocks", static_cast<std::uint32_t>(type));
   return *found;
 }
 
@@ -441,14 +442,14 @@ GgufBlock gguf_block(GgufType type) {
     case GgufType::i64:
     case GgufType::f64: return {1, 8};
     default: {
-      const Type& t = type_of(type);
+      const BlockType& t = type_of(type);
       return {t.elements, t.bytes};
     }
   }
 }
 
 bool gguf_quantize(GgufType type, std::span<const float> x, std::byte* blocks) {
-  const Type& t = type_of(type);
+  const BlockType& t = type_of(type);
   const auto write = [&] {
     switch (type) {
       case GgufType::q8_0: return write_q8_0;
@@ -467,7 +468,7 @@ bool gguf_quantize(GgufType type, std::span<const float> x, std::byte* blocks) {
 }
 
 void gguf_dequantize(GgufType type, const std::byte* blocks, std::span<float> x) {
-  const Type& t = type_of(type);
+  const BlockType& t = type_of(type);
   Parts p;
   for (; !x.empty(); x = x.subspan(t.elements), blocks += t.bytes) {
     t.read(blocks, p);
@@ -484,7 +485,7 @@ void gguf_dequantize(GgufType type, const std::byte* blocks, std::span<float> x)
 QuantizedWeight gguf_packed(GgufType type, const std::byte* blocks, std::int64_t out, std::int64_t in) {
   constexpr int kExcess = 128;         // QuantizedWeight's first level of scales
   constexpr std::int64_t kStrip = 16;  // columns whose words share lines of the cache
-  const Type& t = type_of(type);
+  const BlockType& t = type_of(type);
   const auto elements = static_cast<std::int64_t>(t.elements), group = static_cast<std::int64_t>(t.group);
   const std::int64_t in_row = in / elements, per_word = 32 / t.bits, words = elements / per_word;
   const std::int64_t groups = elements / group;
