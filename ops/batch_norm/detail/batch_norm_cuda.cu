@@ -44,12 +44,12 @@ constexpr int kWrittenTiles = 8;    // of a block, at most, so that the channels
 /// Where a thread's units are.
 template <int V, bool kRowOfChannels>
 struct Units {
-  std::int64_t channels;
-  std::int64_t inner;
-  std::int64_t count;       // units of a channel
+  std::int64_t channels = 0;
+  std::int64_t inner = 1;
+  std::int64_t count = 0;   // units of a channel
   cuda::Divisor in_run{1};  // units of a run, unless channels are innermost
-  int lanes_x;              // threads that share a run of channels; the others of the block have other units
-  int parts;
+  int lanes_x = 1;          // threads that share a run of channels; the others of the block have other units
+  int parts = 1;
 
   static constexpr int kChannels = kRowOfChannels ? V : 1;  // of a unit
 
