@@ -87,7 +87,7 @@ TEST_F(TrainImage, LearnsFromAFolderOfImagesAndResumes) {
 
 TEST_F(TrainImage, TakesATenthForTheTest) {
   write_images(folder.path() / "data", 15);
-  const std::string text = run_well("--data data --batch 8 --epochs 0.4 --model resnet18 --size 8");
+  const std::string text = run_well("--data data --batch 8 --epochs 0.4 --size 16");
   EXPECT_NE(text.find("27 images for training and 3 for the test"), std::string::npos) << text;
 }
 
