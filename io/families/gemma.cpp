@@ -8,6 +8,7 @@
 
 #include <mica/core/check.h>
 #include <mica/io/families/detail/family.h>
+#include <mica/io/families/detail/layer_types.h>
 #include <mica/io/families/detail/rotary_entries.h>
 #include <mica/ops/elementwise/binary.h>
 
@@ -17,29 +18,16 @@ namespace mica::io::detail {
 
 namespace {
 
-constexpr const char* kWindowed = "sliding_attention";
-constexpr const char* kFull = "full_attention";
-
 // Without the entry, every other layer of Gemma 2 has the window, and five of six of Gemma 3.
 std::vector<bool> windowed_layers(const ConfigEntries& c, bool is_gemma3, std::int64_t layers) {
+  if (c.has("layer_types")) {
+    return read_layer_types(c, layers, /*allows_windows=*/true,
+                            fmt::format("\"{}\" or \"{}\" for each of {} layers", kWindowedLayer, kFullLayer, layers));
+  }
+  const std::int64_t pattern = is_gemma3 ? c.count("sliding_window_pattern", 1, kMostLayers, 6) : 2;
   std::vector<bool> result;
-  if (!c.has("layer_types")) {
-    const std::int64_t pattern = is_gemma3 ? c.count("sliding_window_pattern", 1, kMostLayers, 6) : 2;
-    for (std::int64_t i = 1; i <= layers; ++i) {
-      result.push_back(i % pattern != 0);
-    }
-    return result;
-  }
-  const auto* const types = c.find("layer_types")->as<JsonValue::Array>();
-  for (std::size_t i = 0; types != nullptr && i < types->size(); ++i) {
-    const auto* const type = (*types)[i].as<std::string>();
-    if (type == nullptr || (*type != kWindowed && *type != kFull)) {
-      break;
-    }
-    result.push_back(*type == kWindowed);
-  }
-  if (types == nullptr || result.size() != types->size() || static_cast<std::int64_t>(result.size()) != layers) {
-    c.refuse("layer_types", fmt::format("\"{}\" or \"{}\" for each of {} layers", kWindowed, kFull, layers));
+  for (std::int64_t i = 1; i <= layers; ++i) {
+    result.push_back(i % pattern != 0);
   }
   return result;
 }
@@ -47,7 +35,7 @@ std::vector<bool> windowed_layers(const ConfigEntries& c, bool is_gemma3, std::i
 // Gemma 3 has the rotary embeddings of its two kinds of layers in one object; in older files, outside of it.
 nn::RotaryConfig gemma3_rotary(const ConfigEntries& c, const nn::GemmaConfig& config, bool windowed) {
   const std::optional<ConfigEntries> both = c.nested("rope_parameters"), older = c.nested("rope_scaling");
-  const char* const kind = windowed ? kWindowed : kFull;
+  const char* const kind = windowed ? kWindowedLayer : kFullLayer;
   const double theta =
       windowed ? c.number("rope_local_base_freq", 1.000001, 1e4) : c.number("rope_theta", 1.000001, 1e6);
   JsonValue::Object own;
@@ -120,10 +108,9 @@ nn::GemmaConfig gemma_config(const ConfigEntries& c, const std::string& type) {
 
 JsonValue::Object gemma_entries(const nn::GemmaConfig& c) {
   const auto cap = [](double value) { return value == 0 ? JsonValue{} : json(value); };
-  JsonValue::Array types;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(c.layers); ++i) {
-    const bool windowed = c.windowed_layers.empty() ? i % 2 == 0 : c.windowed_layers[i];
-    types.push_back(json(std::string(windowed ? kWindowed : kFull)));
+  std::vector<bool> windowed = c.windowed_layers;
+  for (std::int64_t i = 0; c.windowed_layers.empty() && i < c.layers; ++i) {
+    windowed.push_back(i % 2 == 0);
   }
   check(c.qk_norm == c.local_rotary.has_value(),
         "save_pretrained: transformers has norms of queries and keys together with two rotary embeddings (Gemma 3), or "
@@ -136,7 +123,7 @@ JsonValue::Object gemma_entries(const nn::GemmaConfig& c) {
       {"vocab_size", json(c.vocab)},
       {"max_position_embeddings", json(c.context)},
       {"sliding_window", json(c.window)},
-      {"layer_types", {types}},
+      {"layer_types", layer_types(windowed)},
       {"num_hidden_layers", json(c.layers)},
       {"num_attention_heads", json(c.heads)},
       {"num_key_value_heads", json(c.key_heads)},
@@ -161,7 +148,7 @@ JsonValue::Object gemma_entries(const nn::GemmaConfig& c) {
     add_rotary_entries(local, *c.local_rotary);
     entries["rope_local_base_freq"] = json(c.local_rotary->theta);
     entries["rope_parameters"] = {
-        JsonValue::Object{{kFull, entries.at("rope_parameters")}, {kWindowed, local.at("rope_parameters")}}};
+        JsonValue::Object{{kFullLayer, entries.at("rope_parameters")}, {kWindowedLayer, local.at("rope_parameters")}}};
   }
   return entries;
 }

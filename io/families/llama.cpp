@@ -10,6 +10,7 @@
 #include <mica/core/check.h>
 #include <mica/core/creation.h>
 #include <mica/io/families/detail/family.h>
+#include <mica/io/families/detail/layer_types.h>
 #include <mica/io/families/detail/rotary_entries.h>
 #include <mica/ops/view/view.h>
 
@@ -62,19 +63,10 @@ void read_windows(const ConfigEntries& c, const std::string& type, nn::LlamaConf
   }
   const bool windows = result.window > 0;
   if (c.has("layer_types")) {
-    const auto* const kinds = c.find("layer_types")->as<JsonValue::Array>();
-    for (std::size_t i = 0; kinds != nullptr && i < kinds->size(); ++i) {
-      const auto* const kind = (*kinds)[i].as<std::string>();
-      if (kind == nullptr || (*kind != "full_attention" && !(windows && *kind == "sliding_attention"))) {
-        break;
-      }
-      result.windowed_layers.push_back(*kind == "sliding_attention");
-    }
-    if (kinds == nullptr || static_cast<std::int64_t>(kinds->size()) != result.layers ||
-        kinds->size() != result.windowed_layers.size()) {
-      c.refuse("layer_types",
-               fmt::format("\"full_attention\"{} {} times", windows ? " or \"sliding_attention\"" : "", result.layers));
-    }
+    result.windowed_layers =
+        read_layer_types(c, result.layers, windows,
+                         fmt::format("\"{}\"{} {} times", kFullLayer,
+                                     windows ? fmt::format(" or \"{}\"", kWindowedLayer) : "", result.layers));
   } else if (windows) {
     const std::int64_t first = type == "smollm3" ? 0 : c.count("max_window_layers", 0, INT64_MAX, 28);
     for (std::int64_t i = 0; i < result.layers; ++i) {
@@ -186,12 +178,8 @@ JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
                             {"bos_token_id", {}},
                             {"eos_token_id", {}}};
   if (c.window > 0 && !is_mistral) {
-    JsonValue::Array kinds;
-    for (std::int64_t i = 0; i < c.layers; ++i) {
-      const bool has = c.windowed_layers.empty() || c.windowed_layers[static_cast<std::size_t>(i)];
-      kinds.push_back(json(std::string(has ? "sliding_attention" : "full_attention")));
-    }
-    entries["layer_types"] = {kinds};
+    entries["layer_types"] = layer_types(
+        c.windowed_layers.empty() ? std::vector<bool>(static_cast<std::size_t>(c.layers), true) : c.windowed_layers);
   }
   if (!is_qwen2) {
     entries["attention_bias"] = json(c.qkv_bias);

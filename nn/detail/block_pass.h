@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <mica/core/progress.h>
 #include <mica/nn/checkpoint.h>
@@ -57,5 +58,15 @@ class BlockPass {
   Tensor positions_;
   Tensor mask_;
 };
+
+/// The window of each block's attention, as KeyValueCache::Config::windows.
+template <class Blocks>
+std::vector<std::int64_t> windows_of(const Blocks& blocks) {
+  std::vector<std::int64_t> windows;
+  for (const auto& block : blocks) {
+    windows.push_back(block.self_attn.window);
+  }
+  return windows;
+}
 
 }  // namespace mica::nn::detail

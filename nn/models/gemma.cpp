@@ -200,10 +200,6 @@ Tensor Gemma::next_token_logits(const Tensor& tokens, KeyValueCache* cache) cons
 
 KeyValueCache Gemma::new_cache(std::int64_t batch, std::int64_t window) const {
   const Tensor& weight = model.embed_tokens.weight;
-  std::vector<std::int64_t> windows;
-  for (const GemmaBlock& block : model.layers) {
-    windows.push_back(block.self_attn.window);
-  }
   return KeyValueCache({.layers = config.layers,
                         .batch = batch,
                         .key_heads = config.key_heads,
@@ -213,7 +209,7 @@ KeyValueCache Gemma::new_cache(std::int64_t batch, std::int64_t window) const {
                         .scale = 1 / std::sqrt(config.query_scale),
                         .cap = config.attention_cap,
                         .window = window,
-                        .windows = windows});
+                        .windows = detail::windows_of(model.layers)});
 }
 
 }  // namespace mica::nn

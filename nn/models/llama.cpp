@@ -182,10 +182,6 @@ Tensor Llama::next_token_logits(const Tensor& tokens, KeyValueCache* cache) cons
 
 KeyValueCache Llama::new_cache(std::int64_t batch, std::int64_t window) const {
   const Tensor& weight = model.embed_tokens.weight;
-  std::vector<std::int64_t> windows;
-  for (const LlamaBlock& block : model.layers) {
-    windows.push_back(block.self_attn.window);
-  }
   return KeyValueCache({.layers = config.layers,
                         .batch = batch,
                         .key_heads = config.key_heads,
@@ -193,7 +189,7 @@ KeyValueCache Llama::new_cache(std::int64_t batch, std::int64_t window) const {
                         .dtype = weight.dtype(),
                         .device = weight.device(),
                         .window = window,
-                        .windows = windows});
+                        .windows = detail::windows_of(model.layers)});
 }
 
 }  // namespace mica::nn
