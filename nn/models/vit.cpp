@@ -33,14 +33,13 @@ struct Renaming {
 };
 
 // Parts of names: torchvision's, then timm's.
-constexpr std::array<Renaming, 8> kBeginnings{{{"class_token", "cls_token"},
+constexpr std::array<Renaming, 7> kBeginnings{{{"class_token", "cls_token"},
                                                {"conv_proj.", "patch_embed."},
                                                {"encoder.pos_embedding", "pos_embed"},
                                                {"encoder.layers.encoder_layer_", "blocks."},
                                                {"encoder.ln.", "norm."},
                                                {"heads.head.", "head."},
-                                               {"patch_embed.proj.", "patch_embed."},
-                                               {"blocks.", "blocks."}}};
+                                               {"patch_embed.proj.", "patch_embed."}}};
 constexpr std::array<Renaming, 10> kInBlocks{{{".self_attention.in_proj_", ".attn.c_attn."},
                                               {".self_attention.out_proj.", ".attn.c_proj."},
                                               {".mlp.0.", ".mlp.c_fc."},

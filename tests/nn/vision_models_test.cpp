@@ -37,26 +37,24 @@ std::vector<double> values(std::int64_t count, std::uint32_t seed) {
   return result;
 }
 
-bool ends_with(const std::string& text, const char* end) { return text.ends_with(end); }
-
 // As set_weights() there. `names` are PyTorch's, in the order of its state_dict().
 StateDict weights_of(const json& tensors) {
   StateDict state;
   std::uint32_t seed = 0;
   for (const auto& [name, sizes] : tensors.items()) {
     const Shape shape(sizes.get<std::vector<std::int64_t>>());
-    if (ends_with(name, "num_batches_tracked")) {
+    if (name.ends_with("num_batches_tracked")) {
       state.emplace(name, zeros(shape, int64));
       ++seed;
       continue;
     }
     std::vector<double> v = values(numel_of(shape), seed++);
     double scale = 0.25, shift = 0;
-    if (ends_with(name, "running_var")) {
+    if (name.ends_with("running_var")) {
       scale = shift = 1;
     } else if (shape.size() >= 2 && shape[0] > 1) {
       scale = std::sqrt(24.0 * static_cast<double>(shape[0]) / static_cast<double>(numel_of(shape)));
-    } else if (ends_with(name, "weight")) {
+    } else if (name.ends_with("weight")) {
       shift = 1;
     }
     double* const out = v.data();
