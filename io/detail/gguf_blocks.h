@@ -1,12 +1,11 @@
 #pragma once
 
-// Blocks of quantized elements, as ggml defines them. Every type has the same meaning once its bits are taken apart: an
-// element of group g of a block is
+// Blocks of quantized elements, as ggml defines them. All types decode by one formula: an element of group g is
 //
 //     x = d · scale[g] · (q − zero) + low · least[g]
 //
-// with integers scale, least and q, and two floats of the block, d and low. The table in gguf_blocks.cpp says which of
-// these a type has. A QuantizedWeight can hold them all, so a matrix stays packed without a change of any value:
+// where scale, least and q are integers, and d and low are floats of the block. gguf_blocks.cpp has a table of the
+// parts that each type has. A QuantizedWeight holds any of them with the same values:
 //
 //     type            bits in the file   packed as                                              bits when packed
 //     Q4_0            4.5                4, groups of 32, float16 scale, one zero               4.5

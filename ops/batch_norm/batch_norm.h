@@ -38,9 +38,9 @@ struct BatchNormOptions {
 /// @return y, of x's shape, dtype and layout: channels last if x is (core/channels_last.h), else row-major.
 ///         Differentiable in x, weight, bias and residual any number of times; over ranks, once.
 ///
-/// Statistics and sums are kept in float32 (float64 for float64 x), in an order that depends on shape and layout only.
-/// Without elements, y is empty and the estimates do not change. For a batch of less than two elements per channel,
-/// training throws, as does any mismatch of shapes, dtypes and devices, before anything is written.
+/// Sums are in float32 (float64 for float64 x), in an order that depends on shape and layout only. An empty x gives an
+/// empty y and keeps the estimates. Throws Error before anything is written if a shape, dtype or device does not match,
+/// and in training if a channel has one element.
 ///
 /// Ioffe, Szegedy: Batch Normalization (2015), arXiv:1502.03167. README.md beside this file describes the kernels.
 Tensor batch_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {},

@@ -50,12 +50,13 @@ struct ConvOptions {
 /// @param bias    (K), or undefined: none.
 /// @return (N, K, spatial axes…), of lengths ⌊(length + 2·padding − dilation·(filter − 1) − 1) / stride⌋ + 1.
 ///
-/// Products of 16-bit floats are summed in float32 and rounded once, on CUDA possibly before the bias is added; for
-/// float32 on CUDA, see set_float32_matmul_precision(). There, cuDNN's engine is chosen as set_matmul_tuning() says,
-/// results with two or three spatial axes are channels last (core/channels_last.h), and inputs in that layout are read
-/// in place. Without cuDNN, and for float64, windows of the input are copied and multiplied by matmul(). Under
-/// Autocast, computes in 16 bits. Differentiable any number of times; all results repeat their bits, except that
-/// ::timed may choose another engine in another run.
+/// Sums are in float32 for 16-bit floats and rounded once; on CUDA, the bias may be added after that. Autocast computes
+/// in 16 bits. Differentiable any number of times. Results repeat their bits, unless MatmulTuning::timed chooses
+/// another engine in another run.
+///
+/// On CUDA, cuDNN computes it, with the settings of set_float32_matmul_precision() and set_matmul_tuning(). Results
+/// with two or three spatial axes are channels last (core/channels_last.h), and such inputs are not copied. Without
+/// cuDNN, and for float64, windows of the input are copied and multiplied by matmul().
 ///
 /// Throws Error before anything is computed if a shape, dtype, device or option does not match; if the padded input is
 /// smaller than a filter; for "same" with a stride other than 1; or if `reflect` or `circular` would need more elements

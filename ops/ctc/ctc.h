@@ -11,23 +11,21 @@ struct CtcOptions {
   Reduction reduction = Reduction::mean;
 };
 
-/// The connectionist temporal classification loss (Graves et al., ICML 2006): −log of the probability that the classes
-/// drawn at each time, with repetitions merged and blanks removed, are the target. It is infinite if the input is too
-/// short for its target, which takes a time for each label and for each pair of equal neighbors.
+/// Connectionist temporal classification (Graves et al., ICML 2006): −log of the probability that a class drawn at each
+/// time step, with repetitions merged and blanks removed, gives the target. A target needs one step per label, and one
+/// more between equal labels; the loss of a shorter input is infinite.
 ///
-/// @param log_probs       (T, N, C), or (T, C) for a single sample, floating: log-probabilities of C classes at T
-/// times,
-///                        such as log_softmax() computes. 16-bit floats are computed in float32.
-/// @param targets         labels from 0 to C − 1 that are not the blank, int64 or int32: (N, S), of which each sample
-///                        uses the first; or those of all samples one after the other, with one axis, which on CUDA
-///                        waits for the device.
-/// @param input_lengths   (N) int64 or int32: the times of each sample, from 0 to T.
-/// @param target_lengths  (N) int64 or int32: the labels of each sample, from 0 to S.
-/// @return a scalar, or (N) with Reduction::none. Reduction::mean is the mean of the losses divided by their target's
-///         length (at least 1). Differentiable once, in log_probs.
+/// @param log_probs       (T, N, C), or (T, C) for one sample, floating: the output of log_softmax() over C classes.
+///                        16-bit floats are computed in float32.
+/// @param targets         int64 or int32 labels from 0 to C − 1, without the blank: (N, S), padded at the end; or the
+///                        labels of all samples in a row, with one axis, for which CUDA waits for the device.
+/// @param input_lengths   (N) int64 or int32, from 0 to T.
+/// @param target_lengths  (N) int64 or int32, from 0 to S.
+/// @return a scalar, or (N) with Reduction::none. Reduction::mean divides each loss by its target's length (at least 1)
+///         before it averages. Differentiable once, in log_probs.
 ///
-/// All tensors are on one device. Labels and lengths out of range are an Error on the CPU; on CUDA, where an error
-/// would have to wait for the device, the loss of their sample is NaN.
+/// All tensors are on one device. Labels and lengths out of range are an Error on the CPU. On CUDA they make the loss
+/// of their sample NaN, so that nothing waits for the device.
 Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
                 const Tensor& target_lengths, const CtcOptions& options = {});
 

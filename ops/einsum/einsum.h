@@ -14,11 +14,11 @@ namespace mica {
 ///     einsum("...hqd,...hkd->...hqk", …)   any leading axes
 ///     einsum("i,ij,j", {x, a, y})          several operands, two at a time, the cheapest product first
 ///
-/// @param equation  a term for each operand, separated by commas: one letter (a to z, A to Z) per axis, and at most one
-///                  "..." for any further axes, which are aligned at the last one. Spaces are ignored. A letter that
-///                  occurs twice in a term takes the diagonal. The result's term follows "->", in any order; without
-///                  "->" it has the ellipsis, and then in alphabetical order (capitals first) the letters that occur
-///                  once. Axes that are not in the result are summed over, those of an ellipsis too.
+/// @param equation  a term per operand, separated by commas. A term has a letter (a to z, A to Z) for each axis, and
+///                  may have one "..." for further axes, aligned at the last. A letter twice in a term takes the
+///                  diagonal. After "->" comes the result's term; axes that are not in it are summed over. Without
+///                  "->", the result has the ellipsis and then, in alphabetical order, capitals first, the letters
+///                  that occur once. Spaces are ignored.
 /// @param operands  of one floating dtype and device. A letter has the same size in all operands, or 1, which
 ///                  broadcasts.
 ///

@@ -11,8 +11,7 @@ namespace mica {
 ///
 ///   y = (x − mean) / √(var + eps) · weight + bias
 ///
-/// @param x             (N, C, …), floating. mean and var = mean((x − mean)²) are over the C / groups channels of a
-/// group
+/// @param x             (N, C, …), floating. mean and var = mean((x − mean)²) are over a group's C / groups channels
 ///                      and all axes after them.
 /// @param groups        divides C.
 /// @param weight, bias  (C), each optional (undefined: 1 and 0), of x's dtype or, for 16-bit x, float32.
