@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <limits>
 
 #include <mica/autograd/function.h>
@@ -12,7 +11,6 @@
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/reduce.h>
-#include <mica/ops/scan/scan.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::detail {
@@ -148,9 +146,9 @@ std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, doubl
 }  // namespace
 
 Tensor columns_after(std::int64_t rows, std::int64_t columns, std::int64_t shift, Device device) {
-  // Unlike arange(), this can be captured.
-  const Tensor indices = cumsum(ones({std::max(rows, columns)}, int64, device), 0);
-  return gt(slice(indices, 0, 0, columns), unsqueeze(slice(indices, 0, 0, rows), 1) + static_cast<double>(shift));
+  const Tensor row = arange(static_cast<double>(rows), int64, device);
+  const Tensor column = arange(static_cast<double>(columns), int64, device);
+  return gt(column, unsqueeze(row, 1) + static_cast<double>(shift));
 }
 
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
