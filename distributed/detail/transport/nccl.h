@@ -12,6 +12,8 @@ namespace mica::distributed::detail {
 ///
 /// If a rank fails, the communicator is aborted: NCCL's kernels end with wrong results, and wait() throws. Errors that
 /// NCCL detects while a collective runs are reported to `coordinator`, which may be null for a group of one.
+///
+/// While a CUDA graph is captured, collectives become a part of it. Transfer::replayed() is for each replay.
 std::shared_ptr<Collectives> nccl_collectives(int rank, int size, std::shared_ptr<Coordinator> coordinator,
                                               std::function<void(const Tensor& bytes)> broadcast);
 
