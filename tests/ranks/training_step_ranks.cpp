@@ -26,7 +26,7 @@ namespace {
 using namespace testing_support;
 
 // Each rank's batches on its device; the model's parameters, in several buckets, are averaged or sharded.
-struct Run {
+struct ToyRun {
   DType dtype = float32;
   bool zero = false;
   bool graph = true;
@@ -45,7 +45,7 @@ struct Ended {
   bool operator==(const Ended& other) const { return steps == other.steps && weights == other.weights; }
 };
 
-Ended train_toy(const Run& run, std::int64_t steps) {
+Ended train_toy(const ToyRun& run, std::int64_t steps) {
   struct Model : ToyModel {
     Tensor extra = param("extra", ones({3}));
   } model;
@@ -122,12 +122,12 @@ TEST(TrainingStepRanks, NoRankUsesAGraphThatAnotherCannotCapture) {
   const int last = world().size() - 1;
   const bool is_last = world().rank() == last;
   for (const bool zero : {false, true}) {
-    Run reads{.zero = zero}, lacks{.zero = zero};
+    ToyRun reads{.zero = zero}, lacks{.zero = zero};
     if (is_last) {
       reads.more = [](const Tensor& extra) { return sum(extra) * sum(extra).item(); };
       lacks.more = [](const Tensor& extra) { return zeros({}, extra.dtype(), extra.device()); };
     }
-    for (Run& run : {std::ref(reads), std::ref(lacks)}) {
+    for (ToyRun& run : {std::ref(reads), std::ref(lacks)}) {
       const Ended ended = train_toy(run, 12);
       if (rank_device().is_cuda()) {
         EXPECT_NE(ended.graph_error.find(is_last ? "cannot be captured into a CUDA graph"
@@ -150,10 +150,10 @@ TEST(TrainingStepRanks, AnyNumberOfRanksContinuesARun) {
   for (const bool zero : {false, true}) {
     for (const bool zero_alone : {false, true}) {
       const TemporaryFolder folder;
-      Run run{.zero = zero, .dropout = false, .folder = folder.path()};
+      ToyRun run{.zero = zero, .dropout = false, .folder = folder.path()};
       std::vector<std::pair<double, double>> steps = train_toy(run, 8).steps;
       train::on_rank_0(world(), [&] {
-        Run alone = run;
+        ToyRun alone = run;
         alone.group = Group();
         alone.zero = zero_alone;
         const Ended middle = train_toy(alone, 16);

@@ -7,6 +7,8 @@
 
 namespace mica::distributed::detail {
 
+class Coordinator;
+
 /// Collectives among `size` ranks, for tensors on one GPU per rank. The communicator is created at the first
 /// collective, on the GPU of its tensor; `broadcast` must copy a byte tensor on the CPU from rank 0 to all.
 ///

@@ -66,6 +66,7 @@ class Event {
 
   void record(cudaStream_t stream) const { cuda::check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void block(cudaStream_t stream) const { cuda::check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
+  void wait() const { cuda::check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
   bool has_passed() const {
     const cudaError_t status = cudaEventQuery(event_);
     (void)cudaGetLastError();  // clears cudaErrorNotReady, which the next check of a launch would report
@@ -83,6 +84,7 @@ class TensorsInUse {
 
   void end(cudaStream_t stream) const { end_.record(stream); }
   bool has_ended() const { return end_.has_passed(); }
+  void wait_for_end() const { end_.wait(); }
 
   /// Makes the current stream wait for the end. If the collective was queued after this stream's work, the tensors are
   /// released now: memory is freed in stream order, and a host that runs ahead would keep that of many steps.
@@ -188,6 +190,9 @@ class Communicator {
 };
 
 class QueuedCollective final : public Transfer {
+  // When a rank fails, the others still compute the steps that they have launched. So they launch only a few ahead.
+  static constexpr std::size_t most_replays = 8;
+
  public:
   QueuedCollective(const char* name, std::shared_ptr<Communicator> communicator,
                    std::shared_ptr<Coordinator> coordinator, std::shared_ptr<TensorsInUse> tensors)
@@ -213,11 +218,13 @@ class QueuedCollective final : public Transfer {
   std::shared_ptr<Transfer> replayed() override {
     const auto end = std::make_shared<TensorsInUse>(Tensors{}, nullptr);
     end->end(cuda::current_stream());
-    while (!replays_.empty() && replays_.front()->tensors_->has_ended()) {
+    replays_.push_back(std::make_shared<QueuedCollective>(name_, communicator_, coordinator_, end));
+    const std::shared_ptr<QueuedCollective> result = replays_.back();
+    if (replays_.size() > most_replays) {
+      replays_.front()->tensors_->wait_for_end();
       replays_.pop_front();
     }
-    replays_.push_back(std::make_shared<QueuedCollective>(name_, communicator_, coordinator_, end));
-    return replays_.back();
+    return result;
   }
 
   // Called on the coordinator's thread, which does not use the current device otherwise.
@@ -244,7 +251,7 @@ class QueuedCollective final : public Transfer {
   std::shared_ptr<Coordinator> coordinator_;
   std::shared_ptr<TensorsInUse> tensors_;
   const bool captured_;
-  std::deque<std::shared_ptr<QueuedCollective>> replays_;  // that may be running
+  std::deque<std::shared_ptr<QueuedCollective>> replays_;  // the newest
   mutable std::atomic<bool> reported_{false};
 };
 
