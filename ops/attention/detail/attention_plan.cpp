@@ -4,8 +4,10 @@ namespace mica {
 
 namespace {
 
-constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;   // elements per head
-constexpr std::int64_t kMaxWorkspace = std::int64_t{1} << 29;  // elements of all heads, of 2 bytes each
+constexpr std::int64_t kManyWeights = std::int64_t{1} << 22;  // elements per head
+// Elements of all heads, of 2 bytes each.
+constexpr std::int64_t kMaxWorkspace = std::int64_t{1} << 29;
+constexpr std::int64_t kMaxWorkspaceOfWindow = std::int64_t{1} << 31;
 
 }  // namespace
 
@@ -19,16 +21,18 @@ std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem) {
   }
   if (plain && is_16_bit && problem.width == problem.value_width && problem.width >= 32 && problem.width <= 128 &&
       problem.width % 8 == 0) {
-    const bool regular = problem.queries % 64 == 0 && problem.keys % 64 == 0 &&
-                         problem.items * problem.queries * problem.keys <= kMaxWorkspace;
+    const bool regular = problem.queries % 64 == 0 && problem.keys % 64 == 0;
+    const std::int64_t workspace = problem.items * problem.queries * problem.keys;
     if (problem.windowed) {
-      return regular && !problem.drops && !problem.masked ? std::vector{cudnn, composed} : std::vector{composed};
+      const bool fits = regular && workspace <= kMaxWorkspaceOfWindow;
+      return fits && !problem.drops && !problem.masked ? std::vector{cudnn, composed} : std::vector{composed};
     }
     if (problem.drops || problem.masked) {
       return {flash, composed};
     }
     const bool cudnn_is_faster = problem.width > 64 || !problem.wgmma;
-    return regular && cudnn_is_faster ? std::vector{cudnn, flash, composed} : std::vector{flash, cudnn, composed};
+    return regular && workspace <= kMaxWorkspace && cudnn_is_faster ? std::vector{cudnn, flash, composed}
+                                                                    : std::vector{flash, cudnn, composed};
   }
   return {composed};
 }
