@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <mica/core/check.h>
 #include <mica/io/json.h>
 #include <mica/nn/detail/most_layers.h>
 
