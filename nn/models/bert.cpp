@@ -1,14 +1,10 @@
-#include <cmath>
-
-#include <mica/core/creation.h>
 #include <mica/nn/detail/most_layers.h>
+#include <mica/nn/detail/visible_tokens.h>
 #include <mica/nn/init.h>
 #include <mica/nn/models/bert.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
-#include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
@@ -25,14 +21,6 @@ const BertConfig& checked(const BertConfig& c) {
   check(c.heads >= 1 && c.width % c.heads == 0, "Bert: expected heads to divide width, got width {} and heads {}",
         c.width, c.heads);
   return c;
-}
-
-// A mask (B, T) as booleans.
-Tensor as_boolean(const Tensor& visible, std::int64_t batch, std::int64_t length) {
-  check(visible.dim() == 2 && visible.size(0) == batch && visible.size(1) == length,
-        "Bert: expected visible of shape [{}, {}], got {}", batch, length, visible.shape());
-  check(!is_floating(visible.dtype()), "Bert: expected visible of bool or integers, got {}", visible.dtype());
-  return visible.dtype() == boolean ? visible : visible != 0;
 }
 
 }  // namespace
@@ -138,8 +126,9 @@ Tensor Bert::operator()(const Tensor& tokens, const Tensor& visible, const Tenso
     check(length <= config.context, "Bert: expected at most {} tokens, the context, got {}", config.context, length);
     check(!types.defined() || types.shape() == tokens.shape(), "Bert: expected types of shape {}, got {}",
           tokens.shape(), types.defined() ? types.shape() : Shape{});
-    const Tensor mask =
-        visible.defined() ? reshape(as_boolean(visible, batch, length), {batch, 1, 1, length}) : Tensor{};
+    const Tensor mask = visible.defined()
+                            ? reshape(detail::visible_tokens("Bert", visible, batch, length), {batch, 1, 1, length})
+                            : Tensor{};
     Tensor x = embeddings(tokens, types);
     for (const BertLayer& layer : encoder.layer) {
       x = layer(x, mask);
@@ -154,17 +143,6 @@ Tensor Bert::pooled(const Tensor& features) const {
   check(features.dim() == 3 && features.size(1) >= 1, "Bert: expected features of shape (B, T, {}), T >= 1, got {}",
         config.width, features.shape());
   return tanh(pooler->dense(select(features, 1, 0)));
-}
-
-Tensor mean_pooled(const Tensor& features, const Tensor& visible) {
-  check(features.dim() == 3, "mean_pooled: expected features of shape (B, T, C), got {}", features.shape());
-  if (!visible.defined()) {
-    return mean(features, {1});
-  }
-  const std::int64_t batch = features.size(0), length = features.size(1);
-  const Tensor weights =
-      reshape(as_boolean(visible, batch, length).to(features.dtype()), {batch, length, 1});  // 0 or 1
-  return sum(features * weights, {1}) / clamp(sum(weights, {1}), 1, INFINITY);
 }
 
 }  // namespace mica::nn

@@ -126,8 +126,4 @@ class Bert : public Module {
   std::optional<Pooler> pooler;
 };
 
-/// The mean of features (B, T, width) over the visible tokens, (B, width): the sentence embedding of MiniLM and similar
-/// models, before normalization. `visible` (B, T): see Bert; a row without visible tokens gives 0.
-Tensor mean_pooled(const Tensor& features, const Tensor& visible = {});
-
 }  // namespace mica::nn

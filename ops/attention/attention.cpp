@@ -9,6 +9,7 @@
 #include <mica/ops/attention/detail/attention_plan.h>
 #include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/attention/detail/fused_attention.h>
+#include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/join/join.h>

@@ -54,8 +54,6 @@ TEST(Bert, PaddingIsNotSeen) {
     expect_close(slice(padded, 1, 0, 4), alone, 1e-5, 1e-6);
     expect_close(bert(tokens, visible != 0), padded, 0, 0);  // as bool
     expect_close(bert.pooled(padded), bert.pooled(alone), 1e-5, 1e-6);
-    expect_close(nn::mean_pooled(padded, visible), nn::mean_pooled(alone), 1e-5, 1e-6);
-    expect_close(nn::mean_pooled(padded, zeros({1, 6}, int64, device)), zeros({1, 4}), 0, 0);
     expect_close(bert(tokens, visible, zeros({1, 6}, int64, device)), padded, 1e-6, 1e-6);  // type 0 is the default
   }
 }
@@ -92,11 +90,6 @@ TEST(Bert, Errors) {
   expect_error([&] { bert(tokens, {}, zeros({3}, int64)); }, "Bert: expected types of shape [2, 3], got [3]");
   expect_error([&] { bert(tokens, {}, full({2, 3}, 2, int64)); }, "embedding: ");
   expect_error([&] { bert.pooled(bert(tokens)); }, "Bert: this model has no pooler");
-  expect_error(
-      [&] {
-        nn::mean_pooled(zeros({2, 3}));
-      },
-      "mean_pooled: expected features of shape (B, T, C), got [2, 3]");
 }
 
 }  // namespace
