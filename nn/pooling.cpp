@@ -10,6 +10,7 @@
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/scan/scan.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
@@ -29,10 +30,10 @@ Tensor pool_tokens(const Tensor& features, const Tensor& visible, Pooling poolin
     return amax(masked_fill(features, logical_not(unsqueeze(seen, 2)), -INFINITY), {1});
   }
   const DType dtype = features.dtype() == float64 ? float64 : float32;
-  const Tensor positions = reshape(arange(static_cast<double>(length), dtype, device), {1, length});
+  const Tensor positions = cumsum(ones({1, length}, dtype, device), 1);  // from 1; unlike arange(), can be captured
   Tensor weights = seen.to(dtype);
   if (pooling == Pooling::weighted_mean) {
-    weights = weights * (positions + 1.0);
+    weights = weights * positions;
   } else if (pooling == Pooling::last) {
     const Tensor last = amax(positions * weights, {1}, true);
     weights = weights * (positions == last).to(dtype);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 
 #include <mica/autograd/gradcheck.h>
 #include <mica/core/rng.h>
@@ -52,7 +53,7 @@ TEST(PoolTokens, Values) {
   const Tensor features = randn({kBatch, kLength, kWidth}, float64);
   const std::vector<double> x = to_vector<double>(features);
   for (const Device device : test_devices()) {
-    const Tensor visible = from_data<std::int64_t>({kVisible.begin(), kVisible.end()}, {kBatch, kLength}).to(device);
+    const Tensor visible = from_data(std::span<const std::int64_t>(kVisible), {kBatch, kLength}).to(device);
     for (const DType dtype : {float64, float32, bfloat16}) {
       const Tensor given = features.to(device).to(dtype);
       for (const Pooling pooling : kPoolings) {
@@ -83,7 +84,8 @@ TEST(PoolTokens, SumsOf16BitsAreExact) {
 
 TEST(PoolTokens, Gradients) {
   manual_seed(2);
-  const Tensor visible = from_data<std::int64_t>({kVisible.begin(), kVisible.end() - kLength}, {kBatch - 1, kLength});
+  const Tensor visible =
+      from_data(std::span<const std::int64_t>(kVisible).first((kBatch - 1) * kLength), {kBatch - 1, kLength});
   for (const Pooling pooling : kPoolings) {
     EXPECT_TRUE(autograd::gradcheck([&](const Tensors& in) { return nn::pool_tokens(in[0], visible, pooling); },
                                     {randn({kBatch - 1, kLength, kWidth}, float64)}));
