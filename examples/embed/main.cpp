@@ -112,7 +112,9 @@ class LineReader {
 };
 
 template <class Model>
-constexpr bool is_encoder = std::is_same_v<Model, mica::nn::Bert>;
+constexpr bool is_encoder = requires(const Model& model) {
+  model.config.head;  // an nn::EncoderHead, perhaps none
+};
 
 // The vectors of texts.
 class Embedder {
