@@ -32,8 +32,6 @@ constexpr const char* kWeightsFile = "adapter_model.safetensors";
 
 constexpr std::string_view kAdapterPrefix = "base_model.model.";  // PEFT's, before transformers' name of a layer
 
-constexpr std::string_view kHeadLayer = "lm_head";
-
 // The tensors of an adapted layer in a file. `below` and `bias` are the layer's own weight and bias: PEFT saves the
 // weight with an adapter of the head, and the bias if it was trained.
 struct LayerTensors {
@@ -53,14 +51,16 @@ constexpr std::array<Ending, 6> kEndings{{{".lora_A.weight", &LayerTensors::down
 
 // transformers' name of a layer.
 std::string target_of(const detail::FileTensors& files, const std::string& layer) {
-  return layer == kHeadLayer ? layer : std::string(files.prefix) + layer;
+  std::string name = files.file_name(layer + ".");
+  name.pop_back();
+  return name;
 }
 
 // A layer's own name; empty if the name is not transformers' name of one.
 std::string layer_of(const detail::FileTensors& files, std::string_view target) {
-  return target == kHeadLayer               ? std::string(target)
-         : target.starts_with(files.prefix) ? std::string(target.substr(files.prefix.size()))
-                                            : "";
+  std::string name = files.own_name(std::string(target) + ".", false);
+  name.pop_back();
+  return target.starts_with(files.prefix) || target_of(files, name) == target ? name : "";
 }
 
 bool ends_with_one(std::string_view name, const std::vector<std::string>& endings) {
@@ -651,12 +651,12 @@ void load_adapter_of(nn::Module& model, const detail::FileTensors& files, const 
 void save_adapter(ModelReference model, const std::filesystem::path& folder, const std::string& base_model) {
   model.visit([&](auto& m) {
     const auto& family = detail::family_of(m.config);
-    save_adapter_of(m, family.tensors, family.adapter_task, folder, base_model);
+    save_adapter_of(m, family.files(m.config), family.adapter_task, folder, base_model);
   });
 }
 
 void load_adapter(ModelReference model, const std::filesystem::path& folder) {
-  model.visit([&](auto& m) { load_adapter_of(m, detail::family_of(m.config).tensors, folder); });
+  model.visit([&](auto& m) { load_adapter_of(m, detail::family_of(m.config).files(m.config), folder); });
 }
 
 }  // namespace mica::io

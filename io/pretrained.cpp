@@ -72,7 +72,9 @@ StateDict own_state(const detail::FileTensors& layout, bool tied_head, const Sta
     }
     // A transposed view: load_state_dict copies tensors that are not contiguous.
     const Tensor value = layout.is_transposed(name, tensor) ? transpose(tensor, 0, 1) : tensor;
-    check(result.emplace(name, value).second, "{}: two tensors of the files have the name \"{}\" in the model", what,
+    const auto [at, is_new] = result.emplace(name, value);
+    // Files may have tied tensors twice: BERT's cls.predictions.bias and cls.predictions.decoder.bias.
+    check(is_new || is_same(value, at->second), "{}: two tensors of the files have the name \"{}\" in the model", what,
           name);
   }
   if (!head.defined()) {
@@ -195,8 +197,9 @@ PretrainedModel build(Config config, const StateDict& files, const Matrices& qua
   if (options.differences != nullptr) {
     *options.differences = {};
   }
-  StateDict state = own_state(family.tensors, tied_head, files, options, what);
-  const Matrices matrices = own_matrices(family.tensors, quantized, options, what);
+  const detail::FileTensors layout = family.files(config);
+  StateDict state = own_state(layout, tied_head, files, options, what);
+  const Matrices matrices = own_matrices(layout, quantized, options, what);
   for (const auto& [name, matrix] : matrices) {
     check(!state.contains(name), "{}: two tensors of the files have the name \"{}\" in the model", what, name);
   }
@@ -213,7 +216,7 @@ PretrainedModel build(Config config, const StateDict& files, const Matrices& qua
   skip.reset();
   const Packing packing(matrices, options.dtype.value_or(float32), state);
   if (options.packed) {
-    keep_packed(model, std::string(family.tensors.embedding), tied_head, packing, state);
+    keep_packed(model, std::string(layout.embedding), tied_head, packing, state);
   } else {
     packing.dequantize_others();
   }
@@ -239,7 +242,9 @@ PretrainedModel build(Config config, const StateDict& files, const Matrices& qua
     std::string_view problem = error.what();
     constexpr std::string_view kBefore = "load_state_dict: ";
     problem.remove_prefix(problem.starts_with(kBefore) ? kBefore.size() : 0);
-    fail("{}: {}", what, problem);
+    const bool has_other_head = !family.heads.empty() && problem.find("unexpected") != std::string_view::npos;
+    fail("{}: {}{}{}", what, problem, has_other_head ? "; of heads, mica has " : "",
+         has_other_head ? family.heads : "");
   }
   if (options.dtype.has_value()) {
     model.to(options.device, *options.dtype);
@@ -285,7 +290,7 @@ void save_gguf_file(const std::filesystem::path& path, ConstModelReference model
           family.types.front());
     GgufMetadata metadata = family.gguf.write(m.config);
     const auto architecture = std::get<std::string>(metadata.at("general.architecture"));
-    const StateDict tensors = family.tensors.of_files(m.state_dict(), family.ties_head(m.config), "save_gguf");
+    const StateDict tensors = family.files(m.config).of_files(m.state_dict(), family.ties_head(m.config), "save_gguf");
     metadata["tokenizer.ggml.model"] = std::string("none");  // llama.cpp refuses models without this key
     const GgufMetadata vocabulary = tokenizer == nullptr ? GgufMetadata{} : gguf_metadata(*tokenizer, m.config.vocab);
     for (const GgufMetadata* const entries : {&vocabulary, &more}) {
@@ -315,7 +320,7 @@ StateDict load_pretrained_tensors(const std::filesystem::path& folder) {
         [&](const auto& c) {
           for (const auto& [name, matrix] : model.matrices) {
             const Tensor tensor = detail::dequantized(matrix, float32);
-            const bool transposed = detail::family_of(c).tensors.is_transposed(name, tensor);
+            const bool transposed = detail::family_of(c).files(c).is_transposed(name, tensor);
             model.tensors.emplace(name, transposed ? transpose(tensor, 0, 1) : tensor);
           }
         },
@@ -348,7 +353,8 @@ void save_pretrained(ConstModelReference model, const std::filesystem::path& fol
   model.visit([&](const auto& m) {
     const auto& family = detail::family_of(m.config);
     family.write(m.config);  // may throw, so before the tensors' errors
-    const StateDict state = family.tensors.of_files(m.state_dict(), family.ties_head(m.config), "save_pretrained");
+    const StateDict state =
+        family.files(m.config).of_files(m.state_dict(), family.ties_head(m.config), "save_pretrained");
     const std::string config = config_text(m.config, state.begin()->second.dtype(), options);
     detail::save_weights(folder, config, state, options.shard_bytes);
   });

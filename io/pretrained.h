@@ -42,17 +42,19 @@ struct LoadOptions {
 
 /// Reads a model from a folder with config.json and either model.safetensors or shards with
 /// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3 and smollm3 an
-/// nn::Llama; gemma2 an nn::Gemma; bert an nn::Bert, without a pooler if the files have none. The model is in
-/// evaluation mode: call train() to train it.
+/// nn::Llama; gemma2 and gemma3_text an nn::Gemma; bert, roberta, xlm-roberta and distilbert an nn::Bert; modernbert
+/// an nn::ModernBert. Encoders have the pooler and the head that the files have. The model is in evaluation mode: call
+/// train() to train it.
 ///
 /// On the CPU and in the files' dtypes, parameters refer to the mapped files, which are read when they are first used;
 /// see load_mapped() in safetensors.h for what this means for the files. Only GPT-2's linear weights, which its files
 /// store transposed, are copied. On other devices or in other dtypes, each tensor is converted once, from the mapped
 /// file.
 ///
-/// Names may lack the model's prefix ("transformer.", "model.") or have that of a larger model ("bert."). The attention
-/// masks and rotary tables of old files are ignored. If the configuration ties the head to the embedding, the files may
-/// have the weight of either; if they have both, its bits must be the same.
+/// Names may lack the model's prefix ("transformer.", "model.") or have that of a larger model ("bert."). Only the
+/// attention masks, rotary tables and numbers of positions (position_ids) in old files are ignored. If the
+/// configuration ties the head to the embedding, the files may have the weight of either; if they have both, its bits
+/// must be the same.
 ///
 /// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gemma2
 /// an nn::Gemma, gpt2 an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32

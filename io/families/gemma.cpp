@@ -32,23 +32,6 @@ std::vector<bool> windowed_layers(const ConfigEntries& c, bool is_gemma3, std::i
   return result;
 }
 
-// Gemma 3 has the rotary embeddings of its two kinds of layers in one object; in older files, outside of it.
-nn::RotaryConfig gemma3_rotary(const ConfigEntries& c, const nn::GemmaConfig& config, bool windowed) {
-  const std::optional<ConfigEntries> both = c.nested("rope_parameters"), older = c.nested("rope_scaling");
-  const char* const kind = windowed ? kWindowedLayer : kFullLayer;
-  const double theta =
-      windowed ? c.number("rope_local_base_freq", 1.000001, 1e4) : c.number("rope_theta", 1.000001, 1e6);
-  JsonValue::Object own;
-  if (both.has_value() && both->nested(kind).has_value()) {
-    own["rope_parameters"] = *both->find(kind);
-  }
-  if (!windowed && older.has_value()) {
-    own["rope_scaling"] = *c.find("rope_scaling");
-  }
-  return rotary_config(ConfigEntries({own}, fmt::format("{} for \"{}\"", c.what(), kind)), config.context,
-                       config.head_width, theta);
-}
-
 // A cap, which is null if there is none.
 double cap_of(const ConfigEntries& c, const char* name, double absent) {
   if (!c.has_key(name)) {
@@ -94,8 +77,11 @@ nn::GemmaConfig gemma_config(const ConfigEntries& c, const std::string& type) {
   result.windowed_layers = windowed_layers(c, is_gemma3, result.layers);
   result.qk_norm = is_gemma3;
   if (is_gemma3) {
-    result.rotary = gemma3_rotary(c, result, false);
-    result.local_rotary = gemma3_rotary(c, result, true);
+    // In older files, the thetas are outside, and only full layers are scaled.
+    result.rotary = rotary_config_of(c, kFullLayer, true, result.context, result.head_width,
+                                     c.number("rope_theta", kLeastTheta, 1e6));
+    result.local_rotary = rotary_config_of(c, kWindowedLayer, false, result.context, result.head_width,
+                                           c.number("rope_local_base_freq", kLeastTheta, 1e4));
   } else {
     result.rotary = rotary_config(c, result.context, result.head_width, 1e4);
   }
@@ -142,13 +128,11 @@ JsonValue::Object gemma_entries(const nn::GemmaConfig& c) {
       {"bos_token_id", {}},
       {"eos_token_id", {}},
       {"pad_token_id", {}}};  // transformers' default is a token that smaller vocabularies do not have
-  add_rotary_entries(entries, c.rotary);
   if (c.local_rotary) {
-    JsonValue::Object local;
-    add_rotary_entries(local, *c.local_rotary);
+    add_rotary_entries_of_kinds(entries, c.rotary, *c.local_rotary);
     entries["rope_local_base_freq"] = json(c.local_rotary->theta);
-    entries["rope_parameters"] = {
-        JsonValue::Object{{kFullLayer, entries.at("rope_parameters")}, {kWindowedLayer, local.at("rope_parameters")}}};
+  } else {
+    add_rotary_entries(entries, c.rotary);
   }
   return entries;
 }

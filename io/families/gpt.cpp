@@ -107,6 +107,7 @@ GgufMetadata gpt_gguf(const nn::GPTConfig& c) {
 bool has_gpt_head(const nn::GPTConfig&) { return true; }  // tied
 
 constexpr std::array<std::string_view, 1> kGptTypes{"gpt2"};
+constexpr std::array<std::string_view, 1> kGptHead{"lm_head."};
 constexpr std::array<std::string_view, 3> kGptTransposed{".c_attn.weight", ".c_proj.weight", ".c_fc.weight"};
 constexpr std::array<std::string_view, 2> kGptObsolete{".attn.bias", ".attn.masked_bias"};  // masks
 
@@ -133,6 +134,7 @@ const ModelFamily<nn::GPT>& family() {
                                               .write = gpt_entries,
                                               .parameter_count = gpt_parameters,
                                               .tensors = {.prefix = "transformer.",
+                                                          .unprefixed = kGptHead,
                                                           .embedding = "wte.weight",
                                                           .transposed = kGptTransposed,
                                                           .obsolete = kGptObsolete},

@@ -10,11 +10,12 @@
 #include <mica/nn/models/gemma.h>
 #include <mica/nn/models/gpt.h>
 #include <mica/nn/models/llama.h>
+#include <mica/nn/models/modern_bert.h>
 
 namespace mica::io {
 
 /// Any of the supported models.
-using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Gemma, nn::Bert>;
+using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Gemma, nn::Bert, nn::ModernBert>;
 
 namespace detail {
 
@@ -31,6 +32,8 @@ template <>
 const ModelFamily<nn::Gemma>& family();
 template <>
 const ModelFamily<nn::Bert>& family();
+template <>
+const ModelFamily<nn::ModernBert>& family();
 
 // To add a family, add its class to the list and to the declarations above.
 

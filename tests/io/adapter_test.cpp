@@ -279,6 +279,19 @@ TEST_F(Adapter, OfAnEncoder) {
   expect_error([&] { io::load_adapter(llama, folder_); }, "the model has no linear layer encoder.layer.0.attention");
 }
 
+// Layers are named as transformers names them, which differs from state_dict().
+TEST_F(Adapter, OfAnEncoderWithOtherNames) {
+  nn::Bert model = io::load_pretrained<nn::Bert>(kFixtures / "distilbert_sequence");
+  nn::add_lora(model, {"*.query", "pre_classifier"}, {.rank = 2});
+  io::save_adapter(model, folder_);
+  const StateDict state = io::load(folder_ / "adapter_model.safetensors");
+  EXPECT_TRUE(state.contains("base_model.model.distilbert.transformer.layer.1.attention.q_lin.lora_A.weight"));
+  EXPECT_TRUE(state.contains("base_model.model.pre_classifier.lora_B.weight"));
+  nn::Bert again = io::load_pretrained<nn::Bert>(kFixtures / "distilbert_sequence");
+  io::load_adapter(again, folder_);
+  EXPECT_EQ(nn::adapted_layers(again).size(), 3U);
+}
+
 // QLoRA (Dettmers et al., 2023): training on a quantized model is training on a model of the rounded weights.
 void expect_trains_on_quantized(int bits, DType dtype, Device device, const fs::path& folder) {
   SCOPED_TRACE(fmt::format("{} bits, {} on {}", bits, dtype, device));

@@ -43,7 +43,23 @@ inline const std::vector<std::string> kModels{"gpt2",
                                               "qwen3",
                                               "bert",
                                               "bert_tanh_sharded",
-                                              "bert_no_pooler"};
+                                              "bert_no_pooler",
+                                              "bert_pretraining",
+                                              "bert_sequence",
+                                              "bert_tokens",
+                                              "roberta",
+                                              "roberta_masked",
+                                              "roberta_tokens",
+                                              "xlm_roberta_sequence",
+                                              "distilbert",
+                                              "distilbert_masked",
+                                              "distilbert_sequence",
+                                              "modern_bert",
+                                              "modern_bert_masked",
+                                              "modern_bert_tokens",
+                                              "modern_bert_sequence"};
+
+inline bool is_encoder(const std::string& model) { return model.find("bert") != std::string::npos; }
 
 /// A separate, empty folder per test.
 class Pretrained : public testing::Test {

@@ -54,9 +54,46 @@ TEST(Bert, PaddingIsNotSeen) {
     expect_close(slice(padded, 1, 0, 4), alone, 1e-5, 1e-6);
     expect_close(bert(tokens, visible != 0), padded, 0, 0);  // as bool
     expect_close(bert.pooled(padded), bert.pooled(alone), 1e-5, 1e-6);
-    expect_close(nn::mean_pooled(padded, visible), nn::mean_pooled(alone), 1e-5, 1e-6);
-    expect_close(nn::mean_pooled(padded, zeros({1, 6}, int64, device)), zeros({1, 4}), 0, 0);
     expect_close(bert(tokens, visible, zeros({1, 6}, int64, device)), padded, 1e-6, 1e-6);  // type 0 is the default
+  }
+}
+
+// Positions are counted over the tokens that are not padding, wherever it is.
+TEST(Bert, RobertaSkipsPadding) {
+  nn::BertConfig config = kTiny;
+  config.kind = nn::BertKind::roberta;
+  config.padding = 2;
+  for (const Device device : test_devices()) {
+    manual_seed(4);
+    nn::Bert bert{config};
+    EXPECT_EQ(bert.embeddings.position_embeddings.weight.size(0), 6 + 2 + 1);
+    bert.to(device);
+    bert.eval();
+    const Tensor padded = from_data<std::int64_t>({2, 2, 5, 3, 2, 1}, {1, 6}, device);
+    const Tensor features = bert(padded, padded != 2);
+    const Tensor alone = bert(from_data<std::int32_t>({5, 3, 1}, {1, 3}, device));
+    expect_close(slice(features, 1, 2, 4), slice(alone, 1, 0, 2), 1e-5, 1e-6);
+    expect_close(select(features, 1, 5), select(alone, 1, 2), 1e-5, 1e-6);
+  }
+}
+
+TEST(Bert, HeadsDropOnlyInTraining) {
+  for (const nn::BertKind kind : {nn::BertKind::bert, nn::BertKind::roberta, nn::BertKind::distilbert}) {
+    manual_seed(5);
+    nn::BertConfig config = kTiny;
+    config.kind = kind;
+    config.head = nn::EncoderHead::sequence;
+    config.head_dropout = 0.5;
+    if (kind == nn::BertKind::distilbert) {
+      config.types = 0;
+      config.pooler = false;
+    }
+    nn::Bert bert{config};
+    const Tensor features = randn({64, 3, 4});
+    EXPECT_EQ(bert.logits(features).shape(), (Shape{64, 2}));
+    EXPECT_NE(to_vector<float>(bert.logits(features)), to_vector<float>(bert.logits(features)));
+    bert.eval();
+    EXPECT_EQ(to_vector<float>(bert.logits(features)), to_vector<float>(bert.logits(features)));
   }
 }
 
@@ -82,8 +119,19 @@ TEST(Bert, Errors) {
   config.layers = INT64_MAX;
   expect_error([&] { nn::Bert{config}; }, "0 to 4096 layers");
   config = kTiny;
+  config.kind = nn::BertKind::distilbert;
+  expect_error([&] { nn::Bert{config}; }, "Bert: DistilBERT has no token types and no pooler");
+  config = kTiny;
+  config.padding = -1;
+  expect_error([&] { nn::Bert{config}; }, "Bert: expected a token for padding, got -1");
+  config = kTiny;
+  config.labels = 0;
+  expect_error([&] { nn::Bert{config}; }, "Bert: expected labels of at least 1, got 0");
+  config = kTiny;
   config.pooler = false;
   const nn::Bert bert{config};
+  config.head = nn::EncoderHead::sequence;
+  expect_error([&] { nn::Bert{config}; }, "Bert: this head needs the pooler");
   const Tensor tokens = zeros({2, 3}, int64);
   expect_error([&] { bert(zeros({3}, int64)); }, "Bert: expected tokens of shape (B, T), got [3]");
   expect_error([&] { bert(zeros({1, 7}, int64)); }, "Bert: expected at most 6 tokens, the context, got 7");
@@ -92,11 +140,8 @@ TEST(Bert, Errors) {
   expect_error([&] { bert(tokens, {}, zeros({3}, int64)); }, "Bert: expected types of shape [2, 3], got [3]");
   expect_error([&] { bert(tokens, {}, full({2, 3}, 2, int64)); }, "embedding: ");
   expect_error([&] { bert.pooled(bert(tokens)); }, "Bert: this model has no pooler");
-  expect_error(
-      [&] {
-        nn::mean_pooled(zeros({2, 3}));
-      },
-      "mean_pooled: expected features of shape (B, T, C), got [2, 3]");
+  expect_error([&] { bert.logits(bert(tokens)); }, "Bert: this model has no head");
+  expect_error([&] { bert.next_sentence_logits(bert(tokens)); }, "Bert: this model has no head for next sentences");
 }
 
 }  // namespace

@@ -18,6 +18,12 @@ import transformers
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import BertForPreTraining, BertForSequenceClassification, BertForTokenClassification
+from transformers import DistilBertConfig, DistilBertForMaskedLM, DistilBertForSequenceClassification, DistilBertModel
+from transformers import RobertaConfig, RobertaForMaskedLM, RobertaForTokenClassification, RobertaModel
+from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification
+from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertForSequenceClassification
+from transformers import ModernBertForTokenClassification, ModernBertModel
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
@@ -41,6 +47,11 @@ LLAMA = dict(vocab_size=43, hidden_size=16, intermediate_size=24, num_hidden_lay
              num_key_value_heads=2, max_position_embeddings=64)
 BERT = dict(vocab_size=47, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
             max_position_embeddings=16)
+ENCODER = dict(vocab_size=23, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
+               max_position_embeddings=20)
+MODERNBERT = dict(vocab_size=23, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
+                  local_attention=6, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+DISTILBERT = dict(vocab_size=23, dim=8, n_layers=2, n_heads=2, hidden_dim=12, max_position_embeddings=16)
 
 # name: (class, configuration, largest shard)
 MODELS = {
@@ -79,7 +90,30 @@ MODELS = {
     "bert_tanh_sharded": (BertModel, BertConfig(**BERT, hidden_act="gelu_new", type_vocab_size=3), "12KB"),
     "bert_no_pooler": (BertModel, BertConfig(**{**BERT, "hidden_size": 24, "num_attention_heads": 3},
                                              layer_norm_eps=1e-5), None),
+    "bert_pretraining": (BertForPreTraining, BertConfig(**ENCODER), None),
+    "bert_sequence": (BertForSequenceClassification, BertConfig(**ENCODER, num_labels=1, hidden_act="gelu_new"), None),
+    "bert_tokens": (BertForTokenClassification, BertConfig(**ENCODER, num_labels=5, type_vocab_size=1), None),
+    "roberta": (RobertaModel, RobertaConfig(**ENCODER, pad_token_id=3, layer_norm_eps=1e-5), None),
+    # Its head has exact GELU whatever the layers have.
+    "roberta_masked": (RobertaForMaskedLM, RobertaConfig(**ENCODER, hidden_act="relu"), None),
+    "roberta_tokens": (RobertaForTokenClassification, RobertaConfig(**ENCODER, num_labels=3), None),
+    "xlm_roberta_sequence": (XLMRobertaForSequenceClassification,
+                             XLMRobertaConfig(**ENCODER, num_labels=3, type_vocab_size=1), None),
+    "distilbert": (DistilBertModel, DistilBertConfig(**DISTILBERT), None),
+    "distilbert_masked": (DistilBertForMaskedLM, DistilBertConfig(**DISTILBERT, activation="relu"), None),
+    "distilbert_sequence": (DistilBertForSequenceClassification, DistilBertConfig(**DISTILBERT), None),
+    "modern_bert": (ModernBertModel, ModernBertConfig(**{**MODERNBERT, "num_hidden_layers": 3}), None),
+    "modern_bert_masked": (ModernBertForMaskedLM, ModernBertConfig(**MODERNBERT), None),
+    "modern_bert_tokens": (ModernBertForTokenClassification,
+                           ModernBertConfig(**MODERNBERT, num_labels=3, classifier_activation="gelu_new"), None),
+    "modern_bert_sequence": (ModernBertForSequenceClassification,
+                             ModernBertConfig(**MODERNBERT, num_labels=3, classifier_pooling="mean", norm_bias=True,
+                                              attention_bias=True, mlp_bias=True, classifier_bias=True, norm_eps=1e-3,
+                                              layer_types=["sliding_attention", "full_attention"],
+                                              hidden_activation="gelu_pytorch_tanh", rope_parameters=GEMMA3), None),
 }
+
+ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "modernbert"}
 
 
 def randomize(model):
@@ -89,32 +123,58 @@ def randomize(model):
         parameter.data = torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else 0.1) + (1 if is_norm else 0)
 
 
-def inputs_for(config):
+def inputs_for(kind, config):
     data = {"tokens": torch.randint(1, config.vocab_size, (BATCH, LENGTH))}
-    if config.model_type == "bert":
-        data["visible"] = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 5]])
-        data["tokens"] *= data["visible"]  # 0 is padding, to whose embedding PyTorch gives no gradient
-        data["types"] = torch.randint(0, config.type_vocab_size, (BATCH, LENGTH))
-        data["weights"] = torch.randn(BATCH, LENGTH, config.hidden_size)
-        data["pooled_weights"] = torch.randn(BATCH, config.hidden_size)
-    else:
+    if config.model_type not in ENCODERS:
         data["targets"] = torch.randint(0, config.vocab_size, (BATCH, LENGTH))
         data["targets"][1, -3:] = -100
+        return data
+    visible = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 5]])
+    # PyTorch gives no gradient to the embedding of padding. RoBERTa does not count such tokens.
+    padding = config.pad_token_id
+    tokens = data["tokens"] - (data["tokens"] <= padding).long()
+    data |= {"visible": visible, "tokens": torch.where(visible, tokens, padding)}
+    if getattr(config, "type_vocab_size", 0) > 0:
+        data["types"] = torch.randint(0, config.type_vocab_size, (BATCH, LENGTH))
+    if kind.__name__.endswith("Model"):
+        data["weights"] = torch.randn(BATCH, LENGTH, config.hidden_size)
+        data["pooled_weights"] = torch.randn(BATCH, config.hidden_size)
+    elif kind.__name__.endswith("SequenceClassification"):
+        one = config.num_labels == 1
+        data["labels"] = torch.randn(BATCH) if one else torch.randint(0, config.num_labels, (BATCH,))
+    else:
+        labels = config.num_labels if kind.__name__.endswith("TokenClassification") else config.vocab_size
+        data["labels"] = torch.where(visible, torch.randint(0, labels, (BATCH, LENGTH)), -100)
+    if kind.__name__.endswith("PreTraining"):
+        data["next_sentence_labels"] = torch.randint(0, 2, (BATCH,))
     return data
+
+
+def encoded(model, data):
+    extra = {"token_type_ids": data["types"]} if "types" in data else {}
+    if "next_sentence_labels" in data:
+        extra["next_sentence_label"] = data["next_sentence_labels"]
+    if "labels" in data:
+        extra["labels"] = data["labels"]
+    out = model(data["tokens"], attention_mask=data["visible"].long(), **extra)
+    if "next_sentence_labels" in data:
+        return {"logits": out.prediction_logits, "next_sentence": out.seq_relationship_logits}, out.loss
+    if "labels" in data:
+        return {"logits": out.logits}, out.loss
+    features = out.last_hidden_state
+    # The features of padding are arbitrary, so they do not count.
+    loss = (features * data["weights"] * data["visible"][..., None]).to(features.dtype).sum()
+    results = {"features": features}
+    if getattr(model, "pooler", None) is not None:
+        results["pooled"] = out.pooler_output
+        loss = loss + (out.pooler_output * data["pooled_weights"].to(features.dtype)).sum()
+    return results, loss
 
 
 def outputs_of(model, data):
     """The model's logits or features, and the loss."""
-    if model.config.model_type == "bert":
-        out = model(data["tokens"], attention_mask=data["visible"].long(), token_type_ids=data["types"])
-        features = out.last_hidden_state
-        # The features of padding are arbitrary, so they do not count.
-        loss = (features * data["weights"] * data["visible"][..., None]).to(features.dtype).sum()
-        results = {"features": features}
-        if model.pooler is not None:
-            results["pooled"] = out.pooler_output
-            loss = loss + (out.pooler_output * data["pooled_weights"].to(features.dtype)).sum()
-        return results, loss
+    if model.config.model_type in ENCODERS:
+        return encoded(model, data)
     features = model(data["tokens"])
     logits = features.logits if hasattr(features, "logits") else features.last_hidden_state @ model.wte.weight.T
     loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), data["targets"].flatten())
@@ -128,7 +188,7 @@ def make(name, kind, config, shard):
     model.eval()  # no dropout
     folder = FOLDER / name
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
-    data = inputs_for(config)
+    data = inputs_for(kind, config)
     expected = dict(data)
     for label in ("float32", "bfloat16"):
         if label == "bfloat16":

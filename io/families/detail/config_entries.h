@@ -34,7 +34,8 @@ class ConfigEntries {
   bool has(const std::string& name) const { return find(name) != nullptr; }
   /// Null does not count as absent.
   bool has_key(const std::string& name) const { return json_.find(name) != nullptr; }
-  bool is_empty() const { return json_.as<JsonValue::Object>()->empty(); }
+  bool is_empty() const { return size() == 0; }
+  std::int64_t size() const { return static_cast<std::int64_t>(json_.as<JsonValue::Object>()->size()); }
   const JsonValue* find(const std::string& name) const;
 
   std::int64_t count(const std::string& name, std::int64_t least, std::int64_t most,

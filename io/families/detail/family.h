@@ -55,12 +55,16 @@ struct ModelFamily {
 
   // The files' tensors.
   FileTensors tensors{};
-  bool (*has_tied_head)(const Config& config) = nullptr;                  ///< null: there is no head
+  FileTensors (*tensors_of)(const Config& config) = nullptr;  ///< if they depend on the configuration, or null
+  bool (*has_tied_head)(const Config& config) = nullptr;      ///< null: there is no head
   void (*adapt)(Config& config, const StateDict& own_tensors) = nullptr;  ///< to the tensors that there are; or null
+
+  std::string_view heads{};  ///< for errors: those of an encoder; empty for other models
 
   std::string_view adapter_task{};  ///< PEFT's task_type
   GgufFamily<Config> gguf{};
 
+  FileTensors files(const Config& config) const { return tensors_of == nullptr ? tensors : tensors_of(config); }
   bool ties_head(const Config& config) const { return has_tied_head != nullptr && has_tied_head(config); }
 };
 

@@ -6,13 +6,12 @@
 #include <utility>
 
 #include <mica/core/check.h>
+#include <mica/io/families/detail/layer_types.h>
 #include <mica/io/families/detail/rotary_entries.h>
 
 namespace mica::io::detail {
 
 namespace {
-
-constexpr double kLeastTheta = 1.000001;
 
 constexpr std::array<std::pair<std::string_view, nn::RotaryScaling>, 7> kScalings{{
     {"default", nn::RotaryScaling::none},
@@ -127,6 +126,29 @@ void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& c) {
   entries["rope_scaling"] = c.scaling == RotaryScaling::none ? JsonValue{} : JsonValue{scaling};
   scaling["rope_theta"] = json(c.theta);
   entries["rope_parameters"] = {scaling};
+}
+
+nn::RotaryConfig rotary_config_of(const ConfigEntries& c, const char* kind, bool scaled, std::int64_t context,
+                                  std::int64_t head_width, double default_theta) {
+  const std::optional<ConfigEntries> both = c.nested("rope_parameters"), older = c.nested("rope_scaling");
+  JsonValue::Object own;
+  if (both.has_value() && both->nested(kind).has_value()) {
+    own["rope_parameters"] = *both->find(kind);
+  }
+  if (scaled && older.has_value()) {
+    own["rope_scaling"] = *c.find("rope_scaling");
+  }
+  return rotary_config(ConfigEntries({own}, fmt::format("{} for \"{}\"", c.what(), kind)), context, head_width,
+                       default_theta);
+}
+
+void add_rotary_entries_of_kinds(JsonValue::Object& entries, const nn::RotaryConfig& full,
+                                 const nn::RotaryConfig& windowed) {
+  JsonValue::Object local;
+  add_rotary_entries(local, windowed);
+  add_rotary_entries(entries, full);
+  entries["rope_parameters"] = {
+      JsonValue::Object{{kFullLayer, entries.at("rope_parameters")}, {kWindowedLayer, local.at("rope_parameters")}}};
 }
 
 JsonValue::Object gguf_rotary_entries(const GgufSource& source) {
