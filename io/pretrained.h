@@ -41,14 +41,14 @@ struct LoadOptions {
 };
 
 /// Reads a model from a folder with config.json and either model.safetensors or shards with
-/// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3 and smollm3 an
-/// nn::Llama; gemma2 an nn::Gemma; bert an nn::Bert, without a pooler if the files have none. The model is in
-/// evaluation mode: call train() to train it.
+/// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3, smollm3,
+/// phi3, granite and olmo2 an nn::Llama; starcoder2 an nn::Starcoder; gemma2 and gemma3_text an nn::Gemma; bert an
+/// nn::Bert, without a pooler if the files have none. The model is in evaluation mode: call train() to train it.
 ///
 /// On the CPU and in the files' dtypes, parameters refer to the mapped files, which are read when they are first used;
 /// see load_mapped() in safetensors.h for what this means for the files. Only GPT-2's linear weights, which its files
-/// store transposed, are copied. On other devices or in other dtypes, each tensor is converted once, from the mapped
-/// file.
+/// store transposed, are copied. Tensors that hold the rows of several weights (Phi 3) are split into views. On other
+/// devices or in other dtypes, each tensor is converted once, from the mapped file.
 ///
 /// Names may lack the model's prefix ("transformer.", "model.") or have that of a larger model ("bert."). The attention
 /// masks and rotary tables of old files are ignored. If the configuration ties the head to the embedding, the files may

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <numbers>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,7 +16,7 @@
 #include <mica/io/families/detail/rotary_entries.h>
 #include <mica/ops/view/view.h>
 
-// Llama, Mistral, SmolLM and Qwen 2 to 3.
+// Llama, Mistral, SmolLM, Qwen 2 to 3, Phi 3 and 4, Granite and OLMo 2.
 
 namespace mica::io::detail {
 
@@ -46,16 +48,22 @@ std::vector<bool> rotated_layers(const ConfigEntries& c, std::int64_t layers) {
   return result;
 }
 
+std::int64_t head_width_of(const nn::LlamaConfig& c) { return c.head_width > 0 ? c.head_width : c.width / c.heads; }
+
 // Attention in windows, after transformers' configurations: all layers of Mistral have the window, which is 4,096 if
-// the entry is missing; in those of Qwen and SmolLM it must be asked for. Llama has none.
+// the entry is missing, and those of Phi 3, where it is none; in those of Qwen and SmolLM it must be asked for. Llama,
+// Granite and OLMo 2 have none.
 void read_windows(const ConfigEntries& c, const std::string& type, nn::LlamaConfig& result) {
   constexpr std::int64_t kDefault = 4096;
   const std::string name = "sliding_window";
   const auto window = [&](std::int64_t if_missing) {
     return c.has_key(name) && !c.has(name) ? 0 : c.count(name, 1, kMostPositions, if_missing);
   };
-  if (type == "mistral") {
-    result.window = window(kDefault);
+  if (type == "mistral" || type == "phi3") {
+    result.window = window(type == "mistral" ? kDefault : 0);
+    return;
+  }
+  if (type == "granite" || type == "olmo2") {
     return;
   }
   if (type != "llama" && c.flag("use_sliding_window", false)) {
@@ -90,37 +98,36 @@ nn::LlamaConfig llama_config(const ConfigEntries& c, const std::string& type) {
                          .heads = c.count("num_attention_heads", 1, kMostHeads),
                          .width = c.count("hidden_size", 1, kWidest),
                          .hidden = c.count("intermediate_size", 1, 16 * kWidest),
-                         .norm_eps = c.number("rms_norm_eps", 0, 1e-6),
+                         .norm_eps = c.number("rms_norm_eps", 0, type == "phi3" || type == "olmo2" ? 1e-5 : 1e-6),
                          .rotary = {},
                          .rotated_layers = {},
                          .tied_head = c.flag("tie_word_embeddings", type == "smollm3")};
   result.key_heads = c.count("num_key_value_heads", 1, kMostHeads, result.heads);
-  if (result.heads % result.key_heads != 0) {
-    c.refuse("num_key_value_heads", fmt::format("a divisor of \"num_attention_heads\", {}", result.heads));
-  }
-  if (type == "qwen3") {
-    result.head_width = c.count("head_dim", 2, kWidestHead, 128);
-  } else if (c.has("head_dim")) {
-    result.head_width = c.count("head_dim", 2, kWidestHead);
-  } else {
-    c.require_divisor("num_attention_heads", result.heads, "hidden_size", result.width);
-    result.head_width = result.width / result.heads;
-  }
-  if (result.head_width % 2 != 0 || result.head_width > kWidestHead) {
-    c.refuse("head_dim",
-             fmt::format("an even number up to {} (or hidden_size / num_attention_heads to be one)", kWidestHead));
-  }
-  result.rotary = rotary_config(c, result.context, result.head_width, type == "smollm3" ? 2e6 : 1e4);
+  result.head_width = c.head_width(result.heads, result.key_heads, result.width,
+                                   type == "qwen3" ? std::optional<std::int64_t>(128) : std::nullopt);
+  result.rotary = rotary_config(c, result.context, result.head_width, type == "smollm3" ? 2e6 : 1e4, type == "phi3");
   result.dropout = c.probability("attention_dropout", 0);
   c.require_text("hidden_act", "silu");
   c.require_flag("is_causal", true);
-  if (type == "llama" || type == "qwen3" || type == "smollm3") {
-    result.qkv_bias = result.output_bias = c.flag("attention_bias", false);
-  } else if (type == "qwen2") {
+  if (type == "qwen2") {
     result.qkv_bias = true;
+  } else if (type != "mistral" && type != "phi3") {
+    result.qkv_bias = result.output_bias = c.flag("attention_bias", false);
   }
-  result.mlp_bias = (type == "llama" || type == "smollm3") && c.flag("mlp_bias", false);
+  result.mlp_bias = (type == "llama" || type == "smollm3" || type == "granite") && c.flag("mlp_bias", false);
   result.qk_norm = type == "qwen3";
+  result.norms_after = result.wide_qk_norm = type == "olmo2";
+  result.fused_files = type == "phi3";
+  if (type == "phi3" && c.number("resid_pdrop", 0, 0.0) != 0) {
+    c.refuse("resid_pdrop", "0: mica has no dropout after the parts of such a block");
+  }
+  if (type == "granite") {
+    constexpr double kLeastScale = 1e-30;
+    result.embedding_scale = c.number("embedding_multiplier", kLeastScale, 1.0);
+    result.residual_scale = c.number("residual_multiplier", kLeastScale, 1.0);
+    result.attention_scale = c.number("attention_multiplier", kLeastScale, 1.0);
+    result.logit_divisor = c.number("logits_scaling", kLeastScale, 1.0);
+  }
   if (type == "smollm3") {
     result.rotated_layers = rotated_layers(c, result.layers);
   }
@@ -128,45 +135,108 @@ nn::LlamaConfig llama_config(const ConfigEntries& c, const std::string& type) {
   return result;
 }
 
+// What a configuration may have beyond a plain Llama. The values are indices into kFeatures.
+enum Feature {
+  kBiases,
+  kInputBiases,
+  kOutputBias,
+  kMlpBiases,
+  kWindow,
+  kSomeWindows,
+  kUnrotated,
+  kQkNorm,
+  kWideQkNorm,
+  kNormsAfter,
+  kScales,
+  kFused,
+  kPartial,
+  kRecompute
+};
+
+struct LlamaFeature {
+  std::string_view name;
+  bool (*has)(const nn::LlamaConfig&);
+};
+constexpr std::array<LlamaFeature, 14> kFeatures{{
+    {"biases of attention", [](const nn::LlamaConfig& c) { return c.qkv_bias && c.output_bias; }},
+    {"qkv_bias alone", [](const nn::LlamaConfig& c) { return c.qkv_bias && !c.output_bias; }},
+    {"output_bias alone", [](const nn::LlamaConfig& c) { return c.output_bias && !c.qkv_bias; }},
+    {"mlp_bias", [](const nn::LlamaConfig& c) { return c.mlp_bias; }},
+    {"a window", [](const nn::LlamaConfig& c) { return c.window > 0 && c.windowed_layers.empty(); }},
+    {"a window in some layers", [](const nn::LlamaConfig& c) { return c.window > 0 && !c.windowed_layers.empty(); }},
+    {"rotated_layers", [](const nn::LlamaConfig& c) { return !c.rotated_layers.empty(); }},
+    {"qk_norm", [](const nn::LlamaConfig& c) { return c.qk_norm; }},
+    {"wide_qk_norm", [](const nn::LlamaConfig& c) { return c.wide_qk_norm; }},
+    {"norms_after", [](const nn::LlamaConfig& c) { return c.norms_after; }},
+    {"scales",
+     [](const nn::LlamaConfig& c) {
+       return c.embedding_scale != 1 || c.residual_scale != 1 || c.logit_divisor != 1 || c.attention_scale.has_value();
+     }},
+    {"fused_files", [](const nn::LlamaConfig& c) { return c.fused_files; }},
+    {"partial rotation",
+     [](const nn::LlamaConfig& c) { return c.rotary.width > 0 && c.rotary.width < head_width_of(c); }},
+    {"RotaryConfig::recompute",
+     [](const nn::LlamaConfig& c) { return c.rotary.recompute && c.rotary.scaling == nn::RotaryScaling::longrope; }},
+}};
+
+constexpr unsigned bits(std::initializer_list<Feature> features) {
+  unsigned result = 0;
+  for (const Feature feature : features) {
+    result |= 1U << feature;
+  }
+  return result;
+}
+
+// A model of transformers: model_type, the features that it has, and those that it may have.
+struct LlamaKind {
+  std::string_view type;
+  const char* model;
+  unsigned has, may_have;
+};
+constexpr std::array<LlamaKind, 8> kLlamaKinds{{
+    {"llama", "LlamaForCausalLM", 0, bits({kBiases, kMlpBiases})},
+    {"mistral", "MistralForCausalLM", bits({kWindow}), 0},
+    {"qwen2", "Qwen2ForCausalLM", bits({kInputBiases}), bits({kWindow, kSomeWindows})},
+    {"qwen3", "Qwen3ForCausalLM", bits({kQkNorm}), bits({kBiases, kWindow, kSomeWindows})},
+    {"smollm3", "SmolLM3ForCausalLM", bits({kUnrotated}), bits({kBiases, kMlpBiases, kWindow, kSomeWindows})},
+    {"phi3", "Phi3ForCausalLM", bits({kFused}), bits({kWindow, kPartial, kRecompute})},
+    {"granite", "GraniteForCausalLM", bits({kScales}), bits({kBiases, kMlpBiases})},
+    {"olmo2", "Olmo2ForCausalLM", bits({kWideQkNorm, kNormsAfter}), bits({kBiases})},
+}};
+
+const LlamaKind& kind_of(const nn::LlamaConfig& c) {
+  unsigned features = 0;
+  std::string names;
+  for (std::size_t i = 0; i < kFeatures.size(); ++i) {
+    if (kFeatures[i].has(c)) {
+      features |= 1U << i;
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", kFeatures[i].name);
+    }
+  }
+  for (const LlamaKind& kind : kLlamaKinds) {
+    if ((features & kind.has) == kind.has && (features & ~(kind.has | kind.may_have)) == 0) {
+      return kind;
+    }
+  }
+  fail("save_pretrained: transformers has no model with just this: {}", names);
+}
+
 JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
-  const char* type = "llama";
-  const char* model = "LlamaForCausalLM";
-  if (c.qk_norm) {
-    type = "qwen3";
-    model = "Qwen3ForCausalLM";
-  } else if (c.qkv_bias && !c.output_bias) {
-    type = "qwen2";
-    model = "Qwen2ForCausalLM";
-  }
-  const bool is_qwen2 = std::string_view(type) == "qwen2";
-  check((is_qwen2 || c.qkv_bias == c.output_bias) && (!c.mlp_bias || std::string_view(type) == "llama"),
-        "save_pretrained: transformers has no model with these biases");
-  const bool is_smollm3 = !c.rotated_layers.empty();
-  if (is_smollm3) {
-    check(std::string_view(type) == "llama",
-          "save_pretrained: transformers has no Qwen with layers without rotary embeddings");
-    type = "smollm3";
-    model = "SmolLM3ForCausalLM";
-  }
-  const bool is_mistral = c.window > 0 && std::string_view(type) == "llama";
-  if (is_mistral) {
-    check(c.windowed_layers.empty() && !c.qkv_bias && !c.mlp_bias,
-          "save_pretrained: transformers has no Mistral with biases, or with a window in some layers only");
-    type = "mistral";
-    model = "MistralForCausalLM";
-  }
-  check(
-      c.rotary.scaling != nn::RotaryScaling::dynamic || c.rotary.original_context == c.context,
-      "save_pretrained: transformers has no dynamic scaling from an original context of {} other than the context, {}",
-      c.rotary.original_context, c.context);
-  JsonValue::Object entries{{"model_type", json(std::string(type))},
-                            {"architectures", json_list(model)},
+  const LlamaKind& kind = kind_of(c);
+  const std::int64_t head_width = head_width_of(c);
+  const bool is_phi3 = kind.type == "phi3", is_longrope = c.rotary.scaling == nn::RotaryScaling::longrope;
+  check(!is_phi3 || c.rotary.scaling == nn::RotaryScaling::none ||
+            (is_longrope && c.rotary.recompute && head_width * c.heads == c.width),
+        "save_pretrained: transformers has no Phi 3 with scaled rotary embeddings but longrope, with "
+        "RotaryConfig::recompute and heads that together are as wide as the model");
+  JsonValue::Object entries{{"model_type", json(std::string(kind.type))},
+                            {"architectures", json_list(kind.model)},
                             {"vocab_size", json(c.vocab)},
                             {"max_position_embeddings", json(c.context)},
                             {"num_hidden_layers", json(c.layers)},
                             {"num_attention_heads", json(c.heads)},
                             {"num_key_value_heads", json(c.key_heads)},
-                            {"head_dim", json(c.head_width > 0 ? c.head_width : c.width / c.heads)},
+                            {"head_dim", json(head_width)},
                             {"hidden_size", json(c.width)},
                             {"intermediate_size", json(c.hidden)},
                             {"hidden_act", json(std::string("silu"))},
@@ -177,29 +247,39 @@ JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
                             {"sliding_window", c.window > 0 ? json(c.window) : JsonValue{}},
                             {"bos_token_id", {}},
                             {"eos_token_id", {}}};
-  if (c.window > 0 && !is_mistral) {
+  const auto may_have = [&](Feature feature) { return ((kind.may_have >> feature) & 1U) != 0; };
+  if (c.window > 0 && may_have(kSomeWindows)) {
     entries["layer_types"] = layer_types(
         c.windowed_layers.empty() ? std::vector<bool>(static_cast<std::size_t>(c.layers), true) : c.windowed_layers);
   }
-  if (!is_qwen2) {
+  if (kind.type != "qwen2") {
     entries["attention_bias"] = json(c.qkv_bias);
   }
-  if (is_smollm3) {
-    entries["pad_token_id"] = {};  // transformers' default is a token that smaller vocabularies do not have
-    entries["no_rope_layers"] = json_list(std::vector<std::int64_t>(c.rotated_layers.begin(), c.rotated_layers.end()));
-  }
-  if (is_smollm3 || std::string_view(type) == "llama") {
+  if (may_have(kMlpBiases)) {
     entries["mlp_bias"] = json(c.mlp_bias);
   }
-  add_rotary_entries(entries, c.rotary);
+  if (kind.type == "smollm3") {
+    entries["no_rope_layers"] = json_list(std::vector<std::int64_t>(c.rotated_layers.begin(), c.rotated_layers.end()));
+  }
+  if (kind.type == "smollm3" || is_phi3 || kind.type == "olmo2") {
+    entries["pad_token_id"] = {};  // transformers' default is a token that smaller vocabularies do not have
+  }
+  if (kind.type == "granite") {
+    entries["embedding_multiplier"] = json(c.embedding_scale);
+    entries["residual_multiplier"] = json(c.residual_scale);
+    entries["attention_multiplier"] = json(c.attention_scale.value_or(1 / std::sqrt(static_cast<double>(head_width))));
+    entries["logits_scaling"] = json(c.logit_divisor);
+  }
+  add_rotary_entries(entries, c.rotary, c.context, head_width, is_phi3);
   return entries;
 }
 
 std::int64_t llama_parameters(const nn::LlamaConfig& c) {
-  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  const std::int64_t head_width = head_width_of(c);
   const std::int64_t queries = c.heads * head_width, keys = c.key_heads * head_width;
+  const std::int64_t qk_norms = c.wide_qk_norm ? queries + keys : c.qk_norm ? 2 * head_width : 0;
   const std::int64_t block = 2 * c.width * (queries + keys) + (c.qkv_bias ? queries + 2 * keys : 0) +
-                             (c.output_bias ? c.width : 0) + (c.qk_norm ? 2 * head_width : 0) + 3 * c.width * c.hidden +
+                             (c.output_bias ? c.width : 0) + qk_norms + 3 * c.width * c.hidden +
                              (c.mlp_bias ? 2 * c.hidden + c.width : 0) + 2 * c.width;
   return (c.tied_head ? 1 : 2) * c.vocab * c.width + c.layers * block + c.width;
 }
@@ -313,6 +393,10 @@ Tensor reordered_rows(const nn::LlamaConfig& c, std::string_view architecture, s
 GgufMetadata llama_gguf(const nn::LlamaConfig& c) {
   using nn::RotaryScaling;
   const std::string architecture = llama_architecture(c);
+  for (const Feature feature : {kWideQkNorm, kNormsAfter, kScales, kFused, kPartial}) {
+    check(!kFeatures[feature].has(c), "save_gguf: mica writes no GGUF files of models with {}",
+          kFeatures[feature].name);
+  }
   check(c.rotary.scaling != RotaryScaling::dynamic, "save_gguf: llama.cpp has no dynamic scaling of rotary embeddings");
   check(
       c.rotary.scaling != RotaryScaling::longrope,
@@ -333,7 +417,7 @@ GgufMetadata llama_gguf(const nn::LlamaConfig& c) {
         "save_gguf: expected Llama 3's scaling with its usual parameters 1, 4 and 8192");
   const auto key = [&](const char* name) { return architecture + "." + name; };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
-  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  const std::int64_t head_width = head_width_of(c);
   GgufMetadata metadata{{"general.architecture", architecture},
                         {key("vocab_size"), count(c.vocab)},
                         {key("context_length"), count(c.context)},
@@ -363,7 +447,7 @@ StateDict frequency_divisors(const nn::LlamaConfig& c) {
   if (c.rotary.scaling != nn::RotaryScaling::llama3) {
     return {};
   }
-  const std::int64_t head_width = c.head_width > 0 ? c.head_width : c.width / c.heads;
+  const std::int64_t head_width = head_width_of(c);
   nn::RotaryConfig plain = c.rotary;
   plain.scaling = nn::RotaryScaling::none;
   std::vector<float> divisors = nn::rotary_frequencies(head_width, plain);
@@ -374,9 +458,21 @@ StateDict frequency_divisors(const nn::LlamaConfig& c) {
   return {{kFrequencyDivisors, from_data(divisors, {head_width / 2})}};
 }
 
+// Phi 3.
+std::vector<FusedRows> llama_fused_rows(const nn::LlamaConfig& c) {
+  if (!c.fused_files) {
+    return {};
+  }
+  const std::int64_t queries = c.heads * head_width_of(c), keys = c.key_heads * head_width_of(c);
+  return {
+      {"self_attn.qkv_proj", {{"self_attn.q_proj", queries}, {"self_attn.k_proj", keys}, {"self_attn.v_proj", keys}}},
+      {"mlp.gate_up_proj", {{"mlp.gate_proj", c.hidden}, {"mlp.up_proj", c.hidden}}}};
+}
+
 bool has_tied_llama_head(const nn::LlamaConfig& c) { return c.tied_head; }
 
-constexpr std::array<std::string_view, 5> kLlamaTypes{"llama", "mistral", "qwen2", "qwen3", "smollm3"};
+constexpr std::array<std::string_view, 8> kLlamaTypes{"llama",   "mistral", "qwen2",   "qwen3",
+                                                      "smollm3", "phi3",    "granite", "olmo2"};
 constexpr std::array<std::string_view, 3> kLlamaArchitectures{"llama", "qwen2", "qwen3"};
 constexpr std::array<std::string_view, 1> kLlamaObsolete{".rotary_emb.inv_freq"};
 
@@ -410,6 +506,7 @@ const ModelFamily<nn::Llama>& family() {
       .parameter_count = llama_parameters,
       .tensors = {.own_prefix = "model.", .embedding = "model.embed_tokens.weight", .obsolete = kLlamaObsolete},
       .has_tied_head = has_tied_llama_head,
+      .fused_rows = llama_fused_rows,
       .adapter_task = "CAUSAL_LM",
       .gguf = {.architectures = kLlamaArchitectures,
                .block = {"blk.", "model.layers."},

@@ -3,6 +3,7 @@
 #include <tests/launches.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -79,6 +80,26 @@ Tensor file_gradient(const nn::GPT&, const StateDict& expected, const std::strin
   const bool is_linear = name.ends_with(".weight") && name.find(".c_") != std::string::npos;
   return is_linear ? transpose(gradient, 0, 1) : gradient;
 }
+// Phi 3's files have the rows of three weights in one, and those of two.
+Tensor file_gradient(const nn::Llama& model, const StateDict& expected, const std::string& prefix,
+                     const std::string& name) {
+  const auto at = expected.find(prefix + name);
+  if (at != expected.end()) {
+    return at->second;
+  }
+  const bool is_mlp = name.find(".mlp.") != std::string::npos;
+  const std::size_t layer = name.rfind('.', name.size() - std::string(".weight").size() - 1) + 1;
+  const std::string whole = name.substr(0, layer) + (is_mlp ? "gate_up_proj" : "qkv_proj") + ".weight";
+  const std::int64_t queries = model.config.heads * model.model.layers[0].self_attn.head_width;
+  const std::int64_t keys = queries / model.config.heads * model.config.key_heads, hidden = model.config.hidden;
+  const std::map<std::string, std::array<std::int64_t, 2>> places{{"q_proj", {0, queries}},
+                                                                  {"k_proj", {queries, queries + keys}},
+                                                                  {"v_proj", {queries + keys, queries + 2 * keys}},
+                                                                  {"gate_proj", {0, hidden}},
+                                                                  {"up_proj", {hidden, 2 * hidden}}};
+  const auto [begin, end] = places.at(name.substr(layer, name.rfind('.') - layer));
+  return slice(expected.at(prefix + whole), 0, begin, end);
+}
 template <class Model>
 Tensor file_gradient(const Model&, const StateDict& expected, const std::string& prefix, const std::string& name) {
   return expected.at(prefix + name);
@@ -94,9 +115,12 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
         for (const auto& [name, tensor] : expected) {
           in.emplace(name, tensor.to(device));
         }
-        // Gemma rounds twice as often in a block. PyTorch's own gradients in bfloat16 have errors of 2.3 % (Gemma 2)
-        // and 10.6 % (Gemma 3).
-        const double rounded = fixture == "gemma3" ? 8e-2 : fixture.starts_with("gemma2") ? 4e-2 : 2e-2;
+        // Norms after each part amplify rounding. PyTorch's own gradients in bfloat16 have errors of 2.3 % (Gemma 2),
+        // 10.6 % (Gemma 3) and 5.3 % (OLMo 2).
+        const double rounded = fixture == "gemma3"             ? 8e-2
+                               : fixture.starts_with("gemma2") ? 4e-2
+                               : fixture.starts_with("olmo2")  ? 5e-2
+                                                               : 2e-2;
         const double tolerance = dtype == float32 ? 1e-4 : rounded;
         const std::string label = fmt::format("{}.", dtype);
         const Outputs out = run(model, in);
@@ -127,7 +151,9 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
             ++compared;
           }
         }
-        EXPECT_EQ(compared, gradients) << fixture;
+        const std::size_t fused =
+            fixture.starts_with("phi") ? 3 * 2 : 0;  // parameters more than the files' in 2 layers
+        EXPECT_EQ(compared, gradients + fused) << fixture;
         EXPECT_EQ(compared, model.parameters().size()) << fixture;
       },
       any);
@@ -545,7 +571,7 @@ TEST_F(Pretrained, SavingErrors) {
   expect_error([&] { io::save_pretrained(without_bias, folder_); }, "no GPT-2 without biases");
   nn::LlamaConfig config{.vocab = 5, .context = 4, .layers = 1, .heads = 1, .key_heads = 1, .width = 4, .hidden = 4};
   config.output_bias = true;
-  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no model with these biases");
+  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no model with just this: output_bias alone");
   const nn::GPT gpt({.vocab = 5, .context = 4, .layers = 1, .heads = 1, .width = 4});
   expect_error([&] { io::save_pretrained(gpt, folder_, {.shard_bytes = 0}); }, "expected shard_bytes above 0");
   expect_error([&] { io::save_pretrained(gpt, folder_, {.like = folder_ / "none"}); }, "none/config.json");
@@ -570,7 +596,8 @@ TEST_F(Pretrained, SavingErrors) {
   EXPECT_FALSE(fs::exists(folder_ / "new"));
   config.rotated_layers = {false};
   config.qk_norm = true;
-  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no Qwen with layers without rotary");
+  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); },
+               "no model with just this: rotated_layers, qk_norm");
   write("file", "x");
   expect_error([&] { io::save_pretrained(gpt, folder_ / "file"); }, "save_pretrained: cannot create the folder");
   EXPECT_FALSE(fs::exists(folder_ / "config.json"));

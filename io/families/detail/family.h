@@ -9,10 +9,12 @@
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <mica/core/state_dict.h>
 #include <mica/io/families/detail/config_entries.h>
 #include <mica/io/families/detail/file_tensors.h>
+#include <mica/io/families/detail/fused_rows.h>
 #include <mica/io/families/detail/gguf_source.h>
 #include <mica/io/families/table.h>
 #include <mica/io/gguf.h>
@@ -56,12 +58,22 @@ struct ModelFamily {
   // The files' tensors.
   FileTensors tensors{};
   bool (*has_tied_head)(const Config& config) = nullptr;                  ///< null: there is no head
+  std::vector<FusedRows> (*fused_rows)(const Config& config) = nullptr;   ///< of the files' layers; or null
   void (*adapt)(Config& config, const StateDict& own_tensors) = nullptr;  ///< to the tensors that there are; or null
 
   std::string_view adapter_task{};  ///< PEFT's task_type
   GgufFamily<Config> gguf{};
 
   bool ties_head(const Config& config) const { return has_tied_head != nullptr && has_tied_head(config); }
+  std::vector<FusedRows> fused(const Config& config) const {
+    return fused_rows == nullptr ? std::vector<FusedRows>{} : fused_rows(config);
+  }
+  /// FileTensors::of_files() of a model's state_dict(), with fused rows.
+  StateDict file_tensors(const Model& model, const char* op) const {
+    StateDict result = tensors.of_files(model.state_dict(), ties_head(model.config), op);
+    join_rows(fused(model.config), result);
+    return result;
+  }
 };
 
 template <class Config, class Models>

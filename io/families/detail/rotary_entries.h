@@ -11,12 +11,15 @@
 
 namespace mica::io::detail {
 
-/// `context`: max_position_embeddings.
+/// `context`: max_position_embeddings. `is_phi3`: as transformers read the entries of Phi 3, which has partial
+/// rotation, and no scaling but longrope.
 nn::RotaryConfig rotary_config(const ConfigEntries& entries, std::int64_t context, std::int64_t head_width,
-                               double default_theta);
+                               double default_theta, bool is_phi3 = false);
 
-/// Writes the form of transformers 5, and also rope_theta and rope_scaling for older versions.
-void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& config);
+/// Writes the form of transformers 5, and also rope_theta and rope_scaling for older versions. `is_phi3`: the original
+/// context stands outside of them, too. Throws for dynamic scaling from another original context than `context`.
+void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& config, std::int64_t context,
+                        std::int64_t head_width, bool is_phi3 = false);
 
 /// rope_parameters for what a GGUF file's metadata say.
 JsonValue::Object gguf_rotary_entries(const GgufSource& source);
