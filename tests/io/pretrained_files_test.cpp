@@ -434,7 +434,7 @@ TEST_F(Pretrained, RefusesWeights) {
   expect_refused("two tensors of the files have the name \"model.layers.1.self_attn.v_proj.weight\" in the model");
   copy("phi3");
   change_weights([&](StateDict& state) { state.erase(name); });
-  expect_refused("missing: model.layers.1.self_attn.k_proj.weight, model.layers.1.self_attn.q_proj.weight, model.");
+  expect_refused("missing: model.layers.1.self_attn.q_proj.weight, model.layers.1.self_attn.k_proj.weight, model.");
 
   copy("qwen2");
   change_weights([](StateDict& state) {

@@ -2,7 +2,7 @@
 
 #include <mica/core/rng.h>
 #include <mica/nn/models/starcoder.h>
-#include <mica/ops/view/view.h>
+#include <mica/ops/elementwise/binary.h>
 
 using namespace mica;
 using namespace mica::testing_support;

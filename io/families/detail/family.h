@@ -31,6 +31,12 @@ struct GgufFamily {
   /// the configuration.
   Names block{};
   std::span<const Names> outside{}, inside{};
+  /// Names inside blocks that one architecture has, or has instead of those in `inside`.
+  struct Own {
+    std::string_view architecture;
+    std::span<const Names> inside;
+  };
+  std::span<const Own> own{};
 
   Config (*read)(const GgufSource& source) = nullptr;
   /// Throws if llama.cpp has no such model. Without the tokenizer.

@@ -167,6 +167,28 @@ void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& c, s
   entries["rope_parameters"] = {scaling};
 }
 
+void add_gguf_rotary(GgufMetadata& metadata, const std::string& architecture, const nn::RotaryConfig& c,
+                     std::int64_t head_width) {
+  using nn::RotaryScaling;
+  check(c.scaling != RotaryScaling::dynamic, "save_gguf: llama.cpp has no dynamic scaling of rotary embeddings");
+  const nn::RotaryConfig usual{.scaling = RotaryScaling::yarn, .factor = c.factor};
+  const bool is_yarn = c.scaling == RotaryScaling::yarn;
+  check(!is_yarn || (c.beta_fast == usual.beta_fast && c.beta_slow == usual.beta_slow && c.truncate &&
+                     nn::rotary_scale(c) == nn::rotary_scale(usual)),
+        "save_gguf: expected yarn scaling with its usual parameters: beta_fast 32, beta_slow 1, truncate, and no "
+        "attention factor");
+  const auto key = [&](const char* name) { return architecture + ".rope." + name; };
+  metadata[key("dimension_count")] = static_cast<std::uint32_t>(c.width > 0 ? c.width : head_width);
+  metadata[key("freq_base")] = static_cast<float>(c.theta);
+  if (is_yarn || c.scaling == RotaryScaling::linear) {
+    metadata[key("scaling.type")] = std::string(is_yarn ? "yarn" : "linear");
+    metadata[key("scaling.factor")] = static_cast<float>(c.factor);
+  }
+  if (is_yarn) {
+    metadata[key("scaling.original_context_length")] = static_cast<std::uint32_t>(c.original_context);
+  }
+}
+
 JsonValue::Object gguf_rotary_entries(const GgufSource& source) {
   JsonValue::Object rotary{{"rope_theta", {source.number(source.key("rope.freq_base")).value_or(10000)}}};
   // As llama.cpp reads them: the type is linear if it is missing, the factor has an older name, too, and 0 stands
@@ -174,6 +196,9 @@ JsonValue::Object gguf_rotary_entries(const GgufSource& source) {
   std::string type = "linear";
   if (source.has(source.key("rope.scaling.type"))) {
     type = source.text(source.key("rope.scaling.type"));
+  }
+  if (type == "longrope" && source.architecture() == "phi3") {
+    type = "none";  // its factors are in tensors
   }
   check(type == "none" || type == "linear" || type == "yarn",
         "{}: expected \"{}\" to be none, linear or yarn, got \"{}\"", source.what(), source.key("rope.scaling.type"),

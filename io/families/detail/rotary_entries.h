@@ -3,9 +3,11 @@
 // The configuration of rotary embeddings in config.json and in the metadata of GGUF files.
 
 #include <cstdint>
+#include <string>
 
 #include <mica/io/families/detail/config_entries.h>
 #include <mica/io/families/detail/gguf_source.h>
+#include <mica/io/gguf.h>
 #include <mica/io/json.h>
 #include <mica/nn/rotary_embedding.h>
 
@@ -23,5 +25,10 @@ void add_rotary_entries(JsonValue::Object& entries, const nn::RotaryConfig& conf
 
 /// rope_parameters for what a GGUF file's metadata say.
 JsonValue::Object gguf_rotary_entries(const GgufSource& source);
+
+/// The reverse, to be added to the metadata. Throws for scaling that llama.cpp does not have. That of Llama 3 and of
+/// Phi 3 is in tensors.
+void add_gguf_rotary(GgufMetadata& metadata, const std::string& architecture, const nn::RotaryConfig& config,
+                     std::int64_t head_width);
 
 }  // namespace mica::io::detail
