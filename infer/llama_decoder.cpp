@@ -8,6 +8,7 @@
 #include <mica/infer/kernels/detail/decode_linear.h>
 #include <mica/infer/llama_decoder.h>
 #include <mica/nn/evaluation.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::infer {
@@ -28,11 +29,18 @@ bool any_linear_layer(const nn::LlamaModel& model, const F& f) {
   });
 }
 
+// Whether the layers are of the kind for which there are kernels.
+bool is_plain(const nn::LlamaConfig& c, std::int64_t head_width) {
+  return !c.norms_after && !c.wide_qk_norm && c.embedding_scale == 1 && c.residual_scale == 1 && c.logit_divisor == 1 &&
+         !c.attention_scale && (c.rotary.width == 0 || c.rotary.width == head_width);
+}
+
 // Whether the kernels of a layer can compute the model.
 bool has_layer_kernels(const nn::Llama& llama, const nn::KeyValueCache::Config& cache) {
   const bool is_16_bit = cache.dtype == float16 || cache.dtype == bfloat16;
   const auto is_adapted = [](const nn::Linear& layer) { return layer.has_lora(); };
-  return is_16_bit && has_decode_attention(cache.dtype, cache.head_width, cache.device) && cache.layers > 0 &&
+  return is_16_bit && is_plain(llama.config, cache.head_width) &&
+         has_decode_attention(cache.dtype, cache.head_width, cache.device) && cache.layers > 0 &&
          !nn::depends_on_length(llama.config.rotary.scaling) && !is_adapted(llama.lm_head) &&
          !any_linear_layer(llama.model, is_adapted);
 }
@@ -99,10 +107,31 @@ Tensor LlamaDecoder::read(const Tensor& tokens) {
   if (count == 1 && steps_ == Steps::in_one_kernel) {
     return in_one_kernel(tokens);
   }
+  if (llama_.config.rotary.recompute && llama_.config.rotary.scaling == nn::RotaryScaling::longrope) {
+    return by_model_or_again(tokens);
+  }
   if (count == 1 ? steps_ == Steps::by_layers : prompts_by_layers_ && cache_.keeps_all(count)) {
     return by_layers(tokens);
   }
   return llama_.next_token_logits(tokens, &cache_);
+}
+
+Tensor LlamaDecoder::by_model_or_again(const Tensor& tokens) {
+  const std::int64_t original = llama_.config.rotary.original_context;
+  const std::int64_t before = cache_.longest(), after = before + tokens.size(1);
+  const bool is_first = cache_.length() == 0;
+  const Tensor text = is_first || before > original ? tokens : cat({text_, tokens}, 1);
+  const bool again = !is_first && before <= original && after > original;
+  if (again) {
+    const Tensor padding = cache_.padding();
+    cache_.clear();
+    if (padding.defined()) {
+      cache_.set_padding(to_vector<std::int64_t>(padding));
+    }
+  }
+  const Tensor logits = llama_.next_token_logits(again ? text : tokens, &cache_);
+  text_ = after > original ? Tensor{} : text;
+  return logits;
 }
 
 bool LlamaDecoder::replace(const Tensor& tokens, std::int64_t* on_host) {

@@ -18,6 +18,9 @@ namespace mica::infer {
 ///   for a prompt that is longer than the window.
 ///
 /// Everything else is computed by the model itself, as by ComposedDecoder. The results differ by rounding only.
+///
+/// With RotaryConfig::recompute, the decoder keeps the tokens. The call in which the longest text outgrows the original
+/// context computes all texts again, so that no key has the short factors.
 class LlamaDecoder final : public Decoder {
  public:
   explicit LlamaDecoder(const nn::Llama& llama, const DecoderOptions& options = {});
@@ -28,6 +31,7 @@ class LlamaDecoder final : public Decoder {
   enum class Steps { by_model, by_layers, in_one_kernel };
 
   Tensor read(const Tensor& tokens) override;
+  Tensor by_model_or_again(const Tensor& tokens);
   Tensor by_layers(const Tensor& tokens);
   Tensor attend(std::size_t layer, const Tensor& x, std::int64_t count, const Tensor& rotations,
                 bool ready_early) const;
@@ -38,6 +42,7 @@ class LlamaDecoder final : public Decoder {
   Steps steps_ = Steps::by_model;
   bool prompts_by_layers_ = false;
   DecoderStep step_;  // the weights, and what in_one_kernel() needs
+  Tensor text_;       // the tokens so far, while by_model_or_again() may need them
 };
 
 }  // namespace mica::infer

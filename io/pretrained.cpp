@@ -199,7 +199,12 @@ PretrainedModel build(Config config, const StateDict& files, const Matrices& qua
   }
   const detail::FileTensors layout = family.files(config);
   StateDict state = own_state(layout, tied_head, files, options, what);
-  const Matrices matrices = own_matrices(layout, quantized, options, what);
+  Matrices matrices = own_matrices(layout, quantized, options, what);
+  const std::vector<detail::FusedRows> fused = family.fused(config);
+  detail::split_rows(
+      fused, state, [](Tensor& tensor) -> Tensor& { return tensor; }, what);
+  detail::split_rows(
+      fused, matrices, [](detail::GgufMatrix& matrix) -> Tensor& { return matrix.bytes; }, what);
   for (const auto& [name, matrix] : matrices) {
     check(!state.contains(name), "{}: two tensors of the files have the name \"{}\" in the model", what, name);
   }
@@ -290,7 +295,7 @@ void save_gguf_file(const std::filesystem::path& path, ConstModelReference model
           family.types.front());
     GgufMetadata metadata = family.gguf.write(m.config);
     const auto architecture = std::get<std::string>(metadata.at("general.architecture"));
-    const StateDict tensors = family.files(m.config).of_files(m.state_dict(), family.ties_head(m.config), "save_gguf");
+    const StateDict tensors = family.file_tensors(m.config, m.state_dict(), "save_gguf");
     metadata["tokenizer.ggml.model"] = std::string("none");  // llama.cpp refuses models without this key
     const GgufMetadata vocabulary = tokenizer == nullptr ? GgufMetadata{} : gguf_metadata(*tokenizer, m.config.vocab);
     for (const GgufMetadata* const entries : {&vocabulary, &more}) {
@@ -353,8 +358,7 @@ void save_pretrained(ConstModelReference model, const std::filesystem::path& fol
   model.visit([&](const auto& m) {
     const auto& family = detail::family_of(m.config);
     family.write(m.config);  // may throw, so before the tensors' errors
-    const StateDict state =
-        family.files(m.config).of_files(m.state_dict(), family.ties_head(m.config), "save_pretrained");
+    const StateDict state = family.file_tensors(m.config, m.state_dict(), "save_pretrained");
     const std::string config = config_text(m.config, state.begin()->second.dtype(), options);
     detail::save_weights(folder, config, state, options.shard_bytes);
   });

@@ -41,24 +41,25 @@ struct LoadOptions {
 };
 
 /// Reads a model from a folder with config.json and either model.safetensors or shards with
-/// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3 and smollm3 an
-/// nn::Llama; gemma2 and gemma3_text an nn::Gemma; bert, roberta, xlm-roberta and distilbert an nn::Bert; modernbert
-/// an nn::ModernBert. Encoders have the pooler and the head that the files have. The model is in evaluation mode: call
-/// train() to train it.
+/// model.safetensors.index.json. model_type gpt2 gives an nn::GPT; llama, mistral, qwen2, qwen3, smollm3,
+/// phi3, granite and olmo2 an nn::Llama; starcoder2 an nn::Starcoder; gemma2 and gemma3_text an nn::Gemma; bert,
+/// roberta, xlm-roberta and distilbert an nn::Bert; modernbert an nn::ModernBert. Encoders have the pooler and the head
+/// that the files have. The model is in evaluation mode: call train() to train it.
 ///
 /// On the CPU and in the files' dtypes, parameters refer to the mapped files, which are read when they are first used;
 /// see load_mapped() in safetensors.h for what this means for the files. Only GPT-2's linear weights, which its files
-/// store transposed, are copied. On other devices or in other dtypes, each tensor is converted once, from the mapped
-/// file.
+/// store transposed, are copied. Tensors that hold the rows of several weights (Phi 3) are split into views. On other
+/// devices or in other dtypes, each tensor is converted once, from the mapped file.
 ///
 /// Names may lack the model's prefix ("transformer.", "model.") or have that of a larger model ("bert."). Only the
 /// attention masks, rotary tables and numbers of positions (position_ids) in old files are ignored. If the
 /// configuration ties the head to the embedding, the files may have the weight of either; if they have both, its bits
 /// must be the same.
 ///
-/// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2 and qwen3 give an nn::Llama, gemma2
-/// an nn::Gemma, gpt2 an nn::GPT. All parameters get options.dtype or, without it, the dtype of the embedding (float32
-/// if it is quantized). Quantized weights stay quantized unless options.packed is false.
+/// The path may also be a .gguf file of llama.cpp. The architectures llama, qwen2, qwen3, phi3, granite and olmo2 give
+/// an nn::Llama, starcoder2 an nn::Starcoder, gemma2 an nn::Gemma, gpt2 an nn::GPT. All parameters get options.dtype
+/// or, without it, the dtype of the embedding (float32 if it is quantized). Quantized weights stay quantized unless
+/// options.packed is false.
 ///
 /// Throws an Error that names the file and the problem, or lists all tensors that are missing, unexpected or of another
 /// shape. Before memory is allocated for a model, its size according to config.json is compared with the files' size.
@@ -95,9 +96,10 @@ void save_pretrained(ConstModelReference model, const std::filesystem::path& fol
 
 /// Writes a GGUF file with llama.cpp's names and metadata of the model; load_pretrained() reads it. `metadata` is added
 /// and replaces entries with the same keys. Unless it contains a tokenizer, llama.cpp accepts token ids only. Throws an
-/// Error for what llama.cpp does not support: dynamic or longrope scaling of rotary embeddings, layers without rotary
-/// embeddings, a GPT without biases or with exact GELU, a Gemma without caps or with another query_scale than
-/// Google's, a Bert. Adapters and quantized weights are errors as well: let `options` quantize.
+/// Error for what llama.cpp does not support: dynamic or longrope scaling of rotary embeddings (the latter but for Phi
+/// 3), layers without rotary embeddings, an OLMo 2 with biases, a StarCoder 2 with a window, a GPT without biases or
+/// with exact GELU, a Gemma without caps or with another query_scale than Google's, a Bert. Adapters and quantized
+/// weights are errors as well: let `options` quantize.
 void save_gguf(const std::filesystem::path& path, ConstModelReference model, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});
 

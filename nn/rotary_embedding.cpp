@@ -2,7 +2,9 @@
 
 #include <mica/core/creation.h>
 #include <mica/nn/rotary_embedding.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/view/view.h>
 
 namespace mica::nn {
 
@@ -33,12 +35,21 @@ Tensor RotaryEmbedding::operator()(const Tensor& x, const Tensor& positions, std
 
 Tensor RotaryEmbedding::rotated(const Tensor& x, RotaryOptions options, std::int64_t length) const {
   options.scale = scale_;
-  if (!depends_on_length(config.scaling) || length <= config.original_context) {
-    return rotary(x, frequencies_, options);
+  const auto rotate = [&](const Tensor& part) {
+    if (!depends_on_length(config.scaling) || length <= config.original_context) {
+      return rotary(part, frequencies_, options);
+    }
+    return config.scaling == RotaryScaling::longrope
+               ? rotary(part, long_frequencies_, options)
+               : rotary(part, rotary_frequencies(head_width_, config, length), options);
+  };
+  const std::int64_t width = config.width;
+  if (width == 0 || width == head_width_) {
+    return rotate(x);
   }
-  return config.scaling == RotaryScaling::longrope
-             ? rotary(x, long_frequencies_, options)
-             : rotary(x, rotary_frequencies(head_width_, config, length), options);
+  check(x.dim() >= 1 && x.size(-1) == head_width_, "RotaryEmbedding: expected heads of width {}, got {}", head_width_,
+        x.shape());
+  return cat({rotate(slice(x, -1, 0, width)), slice(x, -1, width, head_width_)}, -1);
 }
 
 }  // namespace mica::nn

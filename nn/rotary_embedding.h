@@ -33,15 +33,20 @@ struct RotaryConfig {
   /// yarn, longrope: scale of the result. The default is 1 if factor ≤ 1, otherwise 0.1 ln(factor) + 1 for yarn and √(1
   /// + ln(factor) / ln(original_context)) for longrope.
   std::optional<double> attention_factor{};
+  /// D: only the first D elements of a head are rotated, and scaled (Phi 4 mini). Even; 0: the whole head.
+  std::int64_t width = 0;
+  /// longrope: a decoder computes a text again when it outgrows original_context, so that all keys have the long
+  /// factors (Phi 3). See infer::LlamaDecoder.
+  bool recompute = false;
 };
 
 /// Whether the frequencies depend on the length: dynamic and longrope.
 bool depends_on_length(RotaryScaling scaling);
 
-/// The D/2 frequencies, in radians per position, for heads of width D. `length`, the length of the sequence in
-/// positions, matters for dynamic and longrope scaling only. Computed in float32, as in Hugging Face's transformers.
-/// Throws unless D is even and at most 512, the configuration's numbers are positive and, for longrope, there are D/2
-/// factors of each kind.
+/// The D/2 frequencies, in radians per position, for heads of width D, or config.width if it is not 0. `length`, the
+/// length of the sequence in positions, matters for dynamic and longrope scaling only. Computed in float32, as in
+/// Hugging Face's transformers. Throws unless D is even, at most 512 and not greater than the head's width, the
+/// configuration's numbers are positive and, for longrope, there are D/2 factors of each kind.
 std::vector<float> rotary_frequencies(std::int64_t head_width, const RotaryConfig& config, std::int64_t length = 0);
 
 /// The factor by which rotated queries and keys are multiplied: 1 unless the scaling is yarn or longrope. It does not
@@ -54,8 +59,7 @@ double rotary_scale(const RotaryConfig& config);
 /// of the batch, plus 1. All rows of the call use the frequencies for that length, as in transformers: with longrope,
 /// the short factors up to original_context, and the long factors beyond it. Keys in a cache keep the rotation of the
 /// call that computed them. So beyond original_context, queries with long factors are multiplied by keys with short
-/// ones, until these have left the cache's window. (transformers does the same, except for Phi-3, where it computes
-/// such a text again.)
+/// ones, until these have left the cache's window, as in transformers; for RotaryConfig::recompute, see there.
 class RotaryEmbedding : public Module {
  public:
   RotaryEmbedding(std::int64_t head_width, const RotaryConfig& config = {});

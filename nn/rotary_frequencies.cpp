@@ -12,10 +12,16 @@ namespace {
 
 constexpr double kPi = std::numbers::pi;
 
+std::int64_t rotated_width(std::int64_t head_width, const RotaryConfig& c) {
+  return c.width > 0 ? c.width : head_width;
+}
+
 void check_config(std::int64_t head_width, const RotaryConfig& c) {
   constexpr std::int64_t kWidest = 2 * kernels::kMostRotaryPairs;
   check(head_width >= 2 && head_width % 2 == 0 && head_width <= kWidest,
         "RotaryEmbedding: expected heads of even width from 2 to {}, got {}", kWidest, head_width);
+  check(c.width >= 0 && c.width % 2 == 0 && c.width <= head_width,
+        "RotaryEmbedding: expected to rotate an even number of a head's {} elements, got {}", head_width, c.width);
   // Written so that NaN fails.
   check(c.theta > 1 && std::isfinite(c.theta), "RotaryEmbedding: expected a finite theta above 1, got {}", c.theta);
   check(c.factor > 0 && std::isfinite(c.factor), "RotaryEmbedding: expected a finite factor above 0, got {}", c.factor);
@@ -34,9 +40,10 @@ void check_config(std::int64_t head_width, const RotaryConfig& c) {
   check(c.factor <= 1 || c.original_context > 1 || c.attention_factor.has_value(),
         "RotaryEmbedding: expected an original context above 1, or an attention factor, for longrope scaling by {}",
         c.factor);
+  const std::int64_t width = rotated_width(head_width, c);
   for (const auto& [name, factors] : {std::pair{"short", &c.short_factors}, std::pair{"long", &c.long_factors}}) {
-    check(static_cast<std::int64_t>(factors->size()) == head_width / 2,
-          "RotaryEmbedding: expected {} {} factors for heads of width {}, got {}", head_width / 2, name, head_width,
+    check(static_cast<std::int64_t>(factors->size()) == width / 2,
+          "RotaryEmbedding: expected {} {} factors for heads of width {}, got {}", width / 2, name, width,
           factors->size());
     for (const double factor : *factors) {
       // In float32, in which frequencies are computed.
@@ -110,6 +117,7 @@ bool depends_on_length(RotaryScaling scaling) {
 
 std::vector<float> rotary_frequencies(std::int64_t head_width, const RotaryConfig& c, std::int64_t length) {
   check_config(head_width, c);
+  head_width = rotated_width(head_width, c);
   if (c.scaling == RotaryScaling::longrope) {
     return divided_frequencies(head_width, c.theta, length > c.original_context ? c.long_factors : c.short_factors);
   }

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <mica/core/check.h>
 #include <mica/core/progress.h>
@@ -23,8 +25,8 @@ namespace {
 
 /// The name in the other naming; the same name if it has none.
 template <class Config>
-std::string translated(const GgufFamily<Config>& naming, const std::string& name, std::string_view Names::*from,
-                       std::string_view Names::*to) {
+std::string translated(const GgufFamily<Config>& naming, std::string_view architecture, const std::string& name,
+                       std::string_view Names::*from, std::string_view Names::*to) {
   for (const Names& names : naming.outside) {
     if (name == names.*from) {
       return std::string(names.*to);
@@ -40,9 +42,18 @@ std::string translated(const GgufFamily<Config>& naming, const std::string& name
     return name;
   }
   const std::string_view inside = std::string_view(name).substr(dot + 1, end - dot - 1);
-  for (const Names& names : naming.inside) {
-    if (inside == names.*from) {
-      return fmt::format("{}{}.{}{}", prefixes.*to, name.substr(number, dot - number), names.*to, name.substr(end));
+  std::vector<std::span<const Names>> lists;
+  for (const auto& own : naming.own) {
+    if (own.architecture == architecture) {
+      lists.push_back(own.inside);
+    }
+  }
+  lists.push_back(naming.inside);
+  for (const std::span<const Names> list : lists) {
+    for (const Names& names : list) {
+      if (inside == names.*from) {
+        return fmt::format("{}{}.{}{}", prefixes.*to, name.substr(number, dot - number), names.*to, name.substr(end));
+      }
     }
   }
   return name;
@@ -109,7 +120,7 @@ StateDict hugging_face_tensors(const Config& config, const std::string& architec
   ProgressTask progress("converting " + path.filename().string(), total);
   StateDict result;
   for (const auto& [file_name, tensor] : tensors) {
-    const std::string name = translated(family.gguf, file_name, &Names::first, &Names::second);
+    const std::string name = translated(family.gguf, architecture, file_name, &Names::first, &Names::second);
     check(
         name.empty() || result.emplace(name, in_other_format(family, config, architecture, name, tensor, false)).second,
         "{}: two tensors have the name \"{}\" in the model", what, name);
@@ -126,7 +137,7 @@ std::map<std::string, GgufMatrix> hugging_face_matrices(const Config& config, co
   const auto& family = family_of(config);
   std::map<std::string, GgufMatrix> result;
   for (auto [file_name, matrix] : matrices) {
-    const std::string name = translated(family.gguf, file_name, &Names::first, &Names::second);
+    const std::string name = translated(family.gguf, architecture, file_name, &Names::first, &Names::second);
     if (!name.empty() && family.gguf.converted != nullptr) {
       matrix.bytes = family.gguf.converted(config, architecture, name, matrix.bytes, false);
     }
@@ -176,7 +187,7 @@ StateDict gguf_tensors(const PretrainedConfig& config, const std::string& archit
         const auto& family = family_of(c);
         StateDict result;
         for (const auto& [name, tensor] : tensors) {
-          result.emplace(translated(family.gguf, name, &Names::second, &Names::first),
+          result.emplace(translated(family.gguf, architecture, name, &Names::second, &Names::first),
                          in_other_format(family, c, architecture, name, tensor, true));
         }
         if (family.gguf.config_tensors != nullptr) {

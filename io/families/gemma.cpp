@@ -55,7 +55,6 @@ nn::GemmaConfig gemma_config(const ConfigEntries& c, const std::string& type) {
                          .layers = c.count("num_hidden_layers", 0, kMostLayers),
                          .heads = c.count("num_attention_heads", 1, kMostHeads),
                          .key_heads = c.count("num_key_value_heads", 1, kMostHeads, 4),
-                         .head_width = c.count("head_dim", 2, kWidestHead, 256),
                          .width = c.count("hidden_size", 1, kWidest),
                          .hidden = c.count("intermediate_size", 1, 16 * kWidest),
                          .norm_eps = c.number("rms_norm_eps", 0, 1e-6),
@@ -65,12 +64,7 @@ nn::GemmaConfig gemma_config(const ConfigEntries& c, const std::string& type) {
                          .logit_cap = cap_of(c, "final_logit_softcapping", is_gemma3 ? 0 : 30),
                          .dropout = c.probability("attention_dropout", 0)};
   c.require_divisor("num_attention_heads", result.heads, "hidden_size", result.width);  // so do transformers
-  if (result.heads % result.key_heads != 0) {
-    c.refuse("num_key_value_heads", fmt::format("a divisor of \"num_attention_heads\", {}", result.heads));
-  }
-  if (result.head_width % 2 != 0) {
-    c.refuse("head_dim", fmt::format("an even number up to {}", kWidestHead));
-  }
+  result.head_width = c.head_width(result.heads, result.key_heads, result.width, 256);
   if (c.has_key("sliding_window") && !c.has("sliding_window")) {
     c.refuse("sliding_window", "a whole number");
   }
@@ -129,10 +123,10 @@ JsonValue::Object gemma_entries(const nn::GemmaConfig& c) {
       {"eos_token_id", {}},
       {"pad_token_id", {}}};  // transformers' default is a token that smaller vocabularies do not have
   if (c.local_rotary) {
-    add_rotary_entries_of_kinds(entries, c.rotary, *c.local_rotary);
+    add_rotary_entries_of_kinds(entries, c.rotary, *c.local_rotary, c.context, c.head_width);
     entries["rope_local_base_freq"] = json(c.local_rotary->theta);
   } else {
-    add_rotary_entries(entries, c.rotary);
+    add_rotary_entries(entries, c.rotary, c.context, c.head_width);
   }
   return entries;
 }

@@ -106,7 +106,7 @@ JsonValue::Object modern_entries(const nn::ModernBertConfig& c) {
                             {"classifier_activation", json(name_of(c.head_gelu, kGelus))},
                             {"pad_token_id", {}}};  // transformers' defaults are tokens that small vocabularies lack
   add_head_entries(entries, "ModernBert", {c.head, c.labels, false});
-  add_rotary_entries_of_kinds(entries, c.rotary, c.local_rotary);
+  add_rotary_entries_of_kinds(entries, c.rotary, c.local_rotary, c.context, c.width / c.heads);
   // Versions that read these know no scaling.
   entries.erase("rope_theta");
   entries.erase("rope_scaling");

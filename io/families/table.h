@@ -11,11 +11,12 @@
 #include <mica/nn/models/gpt.h>
 #include <mica/nn/models/llama.h>
 #include <mica/nn/models/modern_bert.h>
+#include <mica/nn/models/starcoder.h>
 
 namespace mica::io {
 
 /// Any of the supported models.
-using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Gemma, nn::Bert, nn::ModernBert>;
+using PretrainedModel = std::variant<nn::GPT, nn::Llama, nn::Gemma, nn::Starcoder, nn::Bert, nn::ModernBert>;
 
 namespace detail {
 
@@ -30,6 +31,8 @@ template <>
 const ModelFamily<nn::Llama>& family();
 template <>
 const ModelFamily<nn::Gemma>& family();
+template <>
+const ModelFamily<nn::Starcoder>& family();
 template <>
 const ModelFamily<nn::Bert>& family();
 template <>

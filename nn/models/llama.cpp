@@ -29,6 +29,11 @@ const LlamaConfig& checked(const LlamaConfig& c) {
   check(c.windowed_layers.empty() || static_cast<std::int64_t>(c.windowed_layers.size()) == c.layers,
         "Llama: expected windowed_layers to be empty or to have {} elements, got {}", c.layers,
         c.windowed_layers.size());
+  check(!c.qk_norm || !c.wide_qk_norm, "Llama: expected qk_norm or wide_qk_norm, not both");
+  // Written so that NaN fails.
+  check(c.embedding_scale > 0 && c.residual_scale > 0 && c.logit_divisor > 0 && c.attention_scale.value_or(1) > 0,
+        "Llama: expected scales above 0, got {} of embeddings, {} of residuals, {} of attention and the divisor {}",
+        c.embedding_scale, c.residual_scale, c.attention_scale.value_or(1), c.logit_divisor);
   check(head_width_of(c) <= INT64_MAX / c.heads, "Llama: {} heads of width {} are too many", c.heads, head_width_of(c));
   return c;
 }
@@ -41,9 +46,12 @@ std::int64_t window_in(const LlamaConfig& c, std::int64_t layer) {
   return c.windowed_layers.empty() || c.windowed_layers[static_cast<std::size_t>(layer)] ? c.window : 0;
 }
 
-RMSNorm head_norm(const LlamaConfig& c) {
-  return RMSNorm{head_width_of(c), {.eps = c.norm_eps, .elementwise_affine = c.qk_norm}};
+RMSNorm head_norm(const LlamaConfig& c, std::int64_t heads) {
+  return RMSNorm{head_width_of(c) * (c.wide_qk_norm ? heads : 1),
+                 {.eps = c.norm_eps, .elementwise_affine = c.qk_norm || c.wide_qk_norm}};
 }
+
+Tensor scaled(const Tensor& x, double scale) { return scale == 1 ? x : x * scale; }
 
 }  // namespace
 
@@ -56,19 +64,27 @@ LlamaAttention::LlamaAttention(const LlamaConfig& c, std::int64_t layer)
       k_proj(child("k_proj", Linear{c.width, key_heads * head_width, {.bias = c.qkv_bias}})),
       v_proj(child("v_proj", Linear{c.width, key_heads * head_width, {.bias = c.qkv_bias}})),
       o_proj(child("o_proj", Linear{heads * head_width, c.width, {.bias = c.output_bias}})),
-      q_norm(child("q_norm", head_norm(c))),
-      k_norm(child("k_norm", head_norm(c))),
+      q_norm(child("q_norm", head_norm(c, heads))),
+      k_norm(child("k_norm", head_norm(c, key_heads))),
       rotary(child("rotary", RotaryEmbedding{head_width, c.rotary})),
       rotates(rotates_in(c, layer)),
       window(window_in(c, layer)),
-      qk_norm_(c.qk_norm) {}
+      scale(c.attention_scale),
+      qk_norm_(c.qk_norm),
+      wide_qk_norm_(c.wide_qk_norm) {}
 
 Tensor LlamaAttention::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                                   const CachedLayer& cached) const {
   return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
     check(x.dim() == 3 && x.size(2) == q_proj.in_features(), "LlamaAttention: expected (B, T, {}), got {}",
           q_proj.in_features(), x.shape());
-    Tensor q = by_head(q_proj(x), heads), k = by_head(k_proj(x), key_heads);
+    Tensor q = q_proj(x), k = k_proj(x);
+    if (wide_qk_norm_) {
+      q = q_norm(q);
+      k = k_norm(k);
+    }
+    q = by_head(q, heads);
+    k = by_head(k, key_heads);
     if (qk_norm_) {
       q = q_norm(q);
       k = k_norm(k);
@@ -85,7 +101,8 @@ Tensor LlamaAttention::operator()(const Tensor& x, const Tensor& positions, cons
       return o_proj(cached.cache->attend(cached.layer, q, k, v));
     }
     const Tensor y = scaled_dot_product_attention(
-        q, k, v, {.causal = true, .window = window, .dropout = is_training() ? dropout : 0, .mask = mask});
+        q, k, v,
+        {.causal = true, .window = window, .scale = scale, .dropout = is_training() ? dropout : 0, .mask = mask});
     return o_proj(reshape(transpose(y, 1, 2), {x.size(0), x.size(1), heads * head_width}));
   });
 }
@@ -112,16 +129,27 @@ Tensor LlamaMlp::operator()(const Tensor& x) const {
 }
 
 LlamaBlock::LlamaBlock(const LlamaConfig& c, std::int64_t layer)
-    : input_layernorm(child("input_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
+    : input_layernorm(
+          child("input_layernorm", RMSNorm{c.width, {.eps = c.norm_eps, .elementwise_affine = !c.norms_after}})),
       self_attn(child("self_attn", LlamaAttention{c, layer})),
       post_attention_layernorm(child("post_attention_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}})),
-      mlp(child("mlp", LlamaMlp{c})) {}
+      mlp(child("mlp", LlamaMlp{c})),
+      residual_scale(c.residual_scale) {
+  if (c.norms_after) {
+    post_feedforward_layernorm.emplace(child("post_feedforward_layernorm", RMSNorm{c.width, {.eps = c.norm_eps}}));
+  }
+}
 
 Tensor LlamaBlock::operator()(const Tensor& x, const Tensor& positions, const Tensor& mask,
                               const CachedLayer& cached) const {
   return call(*this, x, positions, mask, [&](const Tensor& x, const Tensor& positions, const Tensor& mask) {
-    const auto [sum, y] = post_attention_layernorm(self_attn(input_layernorm(x), positions, mask, cached), x);
-    return sum + mlp(y);
+    if (post_feedforward_layernorm) {
+      const Tensor sum = x + scaled(post_attention_layernorm(self_attn(x, positions, mask, cached)), residual_scale);
+      return sum + scaled((*post_feedforward_layernorm)(mlp(sum)), residual_scale);
+    }
+    const Tensor added = scaled(self_attn(input_layernorm(x), positions, mask, cached), residual_scale);
+    const auto [sum, y] = post_attention_layernorm(added, x);
+    return sum + scaled(mlp(y), residual_scale);
   });
 }
 
@@ -129,7 +157,8 @@ LlamaModel::LlamaModel(const LlamaConfig& c)
     : embed_tokens(child("embed_tokens", Embedding{checked(c).vocab, c.width})),
       layers(child("layers", ModuleList<LlamaBlock>{})),
       norm(child("norm", RMSNorm{c.width, {.eps = c.norm_eps}})),
-      checkpoint(c.checkpoint) {
+      checkpoint(c.checkpoint),
+      embedding_scale(c.embedding_scale) {
   for (std::int64_t i = 0; i < c.layers; ++i) {
     layers.push_back(LlamaBlock{c, i});
   }
@@ -140,7 +169,7 @@ Tensor LlamaModel::operator()(const Tensor& tokens, KeyValueCache* cache, const 
     check(tokens.dim() == 2, "Llama: expected tokens of shape (B, T), got {}", tokens.shape());
     packed.check_shapes("Llama", tokens);
     detail::BlockPass pass("Llama", tokens, cache, packed, static_cast<std::int64_t>(layers.size()), checkpoint);
-    Tensor x = embed_tokens(tokens);
+    Tensor x = scaled(embed_tokens(tokens), embedding_scale);
     for (const LlamaBlock& block : layers) {
       x = pass(block, x, pass.positions(), pass.mask());
     }
@@ -163,21 +192,26 @@ Llama::Llama(const LlamaConfig& config)
   }
 }
 
+Tensor Llama::logits(const Tensor& features) const {
+  const Tensor y = lm_head(features);
+  return config.logit_divisor == 1 ? y : y / config.logit_divisor;
+}
+
 Tensor Llama::operator()(const Tensor& tokens, KeyValueCache* cache) const {
-  return call(*this, tokens, [&](const Tensor& tokens) { return lm_head(model(tokens, cache)); });
+  return call(*this, tokens, [&](const Tensor& tokens) { return logits(model(tokens, cache)); });
 }
 
 Tensor Llama::loss(const Tensor& tokens, const Tensor& targets, const PackedDocuments& packed) const {
   const Scope scope(*this);
-  const Tensor logits = lm_head(model(tokens, nullptr, packed));
-  return cross_entropy(logits, targets, {.in_place = logits.dtype() != float16});
+  const Tensor y = logits(model(tokens, nullptr, packed));
+  return cross_entropy(y, targets, {.in_place = y.dtype() != float16});
 }
 
 Tensor Llama::next_token_logits(const Tensor& tokens, KeyValueCache* cache) const {
   const Scope scope(*this);
   check(tokens.dim() == 2 && tokens.size(1) >= 1, "Llama: expected at least one token to continue, got shape {}",
         tokens.shape());
-  return lm_head(select(model(tokens, cache), 1, -1));
+  return logits(select(model(tokens, cache), 1, -1));
 }
 
 KeyValueCache Llama::new_cache(std::int64_t batch, std::int64_t window) const {
@@ -188,6 +222,7 @@ KeyValueCache Llama::new_cache(std::int64_t batch, std::int64_t window) const {
                         .head_width = head_width_of(config),
                         .dtype = weight.dtype(),
                         .device = weight.device(),
+                        .scale = config.attention_scale,
                         .window = window,
                         .windows = detail::windows_of(model.layers)});
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <mica/nn/containers.h>
@@ -40,6 +41,14 @@ struct LlamaConfig {
   bool qk_norm = false;                 ///< Qwen 3: normalizes each head's query and key before the rotation
   double dropout = 0;                   ///< of the attention weights
   bool checkpoint = false;              ///< save only the input of each block and recompute the rest in backward
+  bool norms_after = false;             ///< OLMo 2: see LlamaBlock
+  bool wide_qk_norm = false;            ///< OLMo 2: normalizes the queries, and the keys, of all heads together
+  double embedding_scale = 1;           ///< Granite: the embeddings are multiplied by it,
+  double residual_scale = 1;            ///< and so is what attention and feed-forward part add to x
+  double logit_divisor = 1;             ///< Granite: of the logits
+  std::optional<double> attention_scale{};  ///< AttentionOptions::scale
+  bool fused_files =
+      false;  ///< Phi 3: files have one weight for q_proj, k_proj and v_proj, one for gate_proj and up_proj
 };
 
 /// Self-attention with rotary embeddings and grouped queries, x (B, T, width) to (B, T, width).
@@ -56,16 +65,17 @@ class LlamaAttention : public Module {
   std::int64_t heads, key_heads, head_width;
   double dropout;
   Linear q_proj, k_proj, v_proj, o_proj;
-  RMSNorm q_norm, k_norm;  // registered, with weights, only with qk_norm
+  RMSNorm q_norm, k_norm;  // registered, with weights, only with qk_norm or wide_qk_norm
   RotaryEmbedding rotary;
   bool rotates;         // whether queries and keys are rotated
   std::int64_t window;  // 0: none
+  std::optional<double> scale;
 
  private:
   /// Splits x (B, T, count · head_width) into heads: (B, T, count, head_width).
   Tensor by_head(const Tensor& x, std::int64_t count) const;
   Tensor rotated(const Tensor& x, const Tensor& positions, const CachedLayer& cached) const;
-  bool qk_norm_;
+  bool qk_norm_, wide_qk_norm_;
 };
 
 /// The feed-forward part of a block, x (…, width) to (…, width): down_proj(silu(gate_proj(x)) · up_proj(x)).
@@ -81,6 +91,13 @@ class LlamaMlp : public Module {
 ///
 ///     x ← x + self_attn(input_layernorm(x))
 ///     x ← x + mlp(post_attention_layernorm(x))
+///
+/// With norms_after:
+///
+///     x ← x + post_attention_layernorm(self_attn(x))
+///     x ← x + post_feedforward_layernorm(mlp(x))
+///
+/// With residual_scale, it multiplies what is added to x.
 class LlamaBlock : public Module {
  public:
   /// See LlamaAttention.
@@ -88,10 +105,12 @@ class LlamaBlock : public Module {
   Tensor operator()(const Tensor& x, const Tensor& positions = {}, const Tensor& mask = {},
                     const CachedLayer& cached = {}) const;
 
-  RMSNorm input_layernorm;
+  RMSNorm input_layernorm;  // without a weight, and not used, with norms_after
   LlamaAttention self_attn;
   RMSNorm post_attention_layernorm;
   LlamaMlp mlp;
+  std::optional<RMSNorm> post_feedforward_layernorm;  // with norms_after
+  double residual_scale;
 };
 
 /// The model without its head: tokens (B, T) to features (B, T, width).
@@ -105,11 +124,12 @@ class LlamaModel : public Module {
   ModuleList<LlamaBlock> layers;
   RMSNorm norm;
   bool checkpoint;
+  double embedding_scale;
 };
 
-/// A decoder-only transformer with the architecture of Llama 2 and 3, Mistral, SmolLM, Qwen 2, 2.5 and 3: pre-norm
-/// blocks with RMS norms, rotary embeddings, grouped-query attention and SwiGLU, and a head that may be tied to the
-/// token embedding.
+/// A decoder-only transformer with the architecture of Llama 2 and 3, Mistral, SmolLM, Qwen 2, 2.5 and 3, Phi 3 and 4,
+/// Granite and OLMo 2: blocks with RMS norms, rotary embeddings, grouped-query attention and SwiGLU, and a head that
+/// may be tied to the token embedding.
 ///
 /// Initialized with normal weights of standard deviation 0.02, biases 0 and norms 1. Parameters are named as in Hugging
 /// Face's files: model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …, model.norm.weight,
@@ -141,6 +161,9 @@ class Llama : public Module {
   LlamaConfig config;
   LlamaModel model;
   Linear lm_head;
+
+ private:
+  Tensor logits(const Tensor& features) const;
 };
 
 }  // namespace mica::nn

@@ -50,7 +50,8 @@ def write(name, config, kind=None):
         tokens = torch.randint(0, config.vocab_size, (1, 9))
         logits = model(tokens).logits
     arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
-            "gemma2": gguf.MODEL_ARCH.GEMMA2}[config.model_type]
+            "gemma2": gguf.MODEL_ARCH.GEMMA2, "phi3": gguf.MODEL_ARCH.PHI3, "granite": gguf.MODEL_ARCH.GRANITE,
+            "olmo2": gguf.MODEL_ARCH.OLMO2, "starcoder2": gguf.MODEL_ARCH.STARCODER2}[config.model_type]
     writer = gguf.GGUFWriter(HERE / name, gguf.MODEL_ARCH_NAMES[arch])
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
@@ -61,12 +62,15 @@ def write(name, config, kind=None):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "starcoder2":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     if head_width != config.hidden_size // config.num_attention_heads:
         writer.add_key_length(head_width)
         writer.add_value_length(head_width)
-    writer.add_rope_dimension_count(head_width)
+    writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1) * head_width))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -74,16 +78,31 @@ def write(name, config, kind=None):
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "phi3":
+        original = config.original_max_position_embeddings
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(
+            math.sqrt(1 + math.log(config.max_position_embeddings / original) / math.log(original)))
+        writer.add_sliding_window(config.sliding_window or 0)
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     writer.add_array("test.tokens", tokens[0].tolist())
     writer.add_array("test.logits", logits.flatten().tolist())
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(head_width, rope))
+    if config.model_type == "phi3":
+        for kind_of_factor in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind_of_factor}.weight",
+                              np.array(rope[f"{kind_of_factor}_factor"], dtype=np.float32))
     for hf_name, tensor in model.state_dict().items():
         if hf_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data = tensor.float().numpy()
-        if config.model_type == "llama" and (".q_proj." in hf_name or ".k_proj." in hf_name):
+        if config.model_type in ("llama", "granite") and (".q_proj." in hf_name or ".k_proj." in hf_name):
             data = permute(data, config.num_attention_heads if ".q_proj." in hf_name else config.num_key_value_heads)
         if config.model_type == "gemma2" and hf_name.endswith("norm.weight"):
             data = data + 1
@@ -104,4 +123,17 @@ if __name__ == "__main__":
     write("qwen2.gguf", transformers.Qwen2Config(**wide, tie_word_embeddings=True), gguf.GGMLQuantizationType.Q8_0)
     write("gemma2.gguf", transformers.Gemma2Config(**SIZES, head_dim=6, query_pre_attn_scalar=6, sliding_window=9,
           attn_logit_softcapping=2.0, final_logit_softcapping=4.0))
+    # After 8 tokens, the long factors count.
+    longrope = {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.25, 1.75], "long_factor": [1.5, 2.75, 4.0]}
+    tokens = dict(bos_token_id=1, eos_token_id=2, pad_token_id=None)
+    write("phi3.gguf", transformers.Phi3Config(**wide, **tokens, sliding_window=6, original_max_position_embeddings=8,
+          tie_word_embeddings=True, rope_parameters=longrope), gguf.GGMLQuantizationType.Q8_0)
+    write("granite.gguf", transformers.GraniteConfig(**SIZES, **tokens, attention_bias=True, mlp_bias=True,
+          tie_word_embeddings=True, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25,
+          logits_scaling=2.0), gguf.GGMLQuantizationType.BF16)
+    write("olmo2.gguf", transformers.Olmo2Config(**SIZES, **tokens), gguf.GGMLQuantizationType.BF16)
+    write("starcoder2.gguf", transformers.Starcoder2Config(**{key: SIZES[key] for key in SIZES if key != "rms_norm_eps"},
+          **tokens, rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1000.0)),
+          gguf.GGMLQuantizationType.BF16)
     write("qwen3.gguf", transformers.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=False))

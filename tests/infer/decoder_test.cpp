@@ -8,6 +8,7 @@
 #include <mica/core/rng.h>
 #include <mica/infer/generate.h>
 #include <mica/nn/lora.h>
+#include <mica/nn/models/starcoder.h>
 #include <mica/nn/quantized_linear.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
@@ -16,6 +17,10 @@ using namespace mica;
 using namespace mica::small_models;
 
 namespace decoder_test {
+
+nn::StarcoderConfig starcoder_config() {
+  return {.vocab = 13, .layers = 2, .heads = 4, .key_heads = 2, .width = 16, .hidden = 24, .window = 5};
+}
 
 // The logits of each step are those of the model for all tokens at once. The padding of the second text has no effect.
 template <class Model>
@@ -56,6 +61,15 @@ TEST(Decoder, GivesTheLogitsOfTheModel) {
       nn::LlamaConfig config = wide_llama_config();
       config.rotated_layers = {true, false};
       expect_logits_of_model(randomized(nn::Llama(config), dtype, device), dtype == bfloat16 ? 0.5 : 1e-3);
+      // Those that the kernels of a layer do not compute.
+      for (const int kind : {0, 1, 2}) {
+        config = wide_llama_config();
+        config.norms_after = config.wide_qk_norm = kind == 0;
+        config.residual_scale = kind == 1 ? 0.25 : 1;
+        config.rotary.width = kind == 2 ? 24 : 0;
+        expect_logits_of_model(randomized(nn::Llama(config), dtype, device), dtype == bfloat16 ? 0.5 : 1e-3);
+      }
+      expect_logits_of_model(randomized(nn::Starcoder(starcoder_config()), dtype, device), tolerance_of(dtype));
     }
   }
 }

@@ -395,8 +395,10 @@ TEST_F(Gguf, ModelsGiveTheLogitsOfPyTorch) {
     double tolerance;  // of logits of about 10
     DType dtype;
   };
-  for (const Case& c : {Case{"llama3", 1e-4, float32}, Case{"llama_bias", 1e-4, bfloat16}, Case{"qwen2", 1e-4, float32},
-                        Case{"qwen3", 1e-4, float32}, Case{"gemma2", 1e-5, float32}}) {
+  for (const Case& c :
+       {Case{"llama3", 1e-4, float32}, Case{"llama_bias", 1e-4, bfloat16}, Case{"qwen2", 1e-4, float32},
+        Case{"qwen3", 1e-4, float32}, Case{"gemma2", 1e-5, float32}, Case{"phi3", 1e-4, float32},
+        Case{"granite", 1e-4, bfloat16}, Case{"olmo2", 1e-4, bfloat16}, Case{"starcoder2", 1e-4, bfloat16}}) {
     SCOPED_TRACE(c.name);
     const fs::path path = fixture(fmt::format("models/{}.gguf", c.name));
     const io::GgufMetadata metadata = io::load_gguf_metadata(path);
@@ -649,7 +651,7 @@ TEST_F(Gguf, RefusesModelsThatItCannotCompute) {
     expect_error([&] { io::load_pretrained(path_); }, message);
   };
   refused("general.architecture", std::string("gemma"),
-          "architectures gpt2, llama, qwen2, qwen3, gemma2, got \"gemma\"");
+          "architectures gpt2, llama, qwen2, qwen3, phi3, granite, olmo2, gemma2, starcoder2, got \"gemma\"");
   refused("general.architecture", {}, "lack \"general.architecture\"");
   refused("qwen3.block_count", {}, "lack \"qwen3.block_count\"");
   refused("qwen3.block_count", 3.5F, "\"qwen3.block_count\" to be a whole number");

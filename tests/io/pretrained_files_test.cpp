@@ -154,6 +154,31 @@ TEST_F(Pretrained, PublishedConfigurations) {
   expect_error(
       [&] { read(R"("model_type":"qwen2","max_position_embeddings":64,"num_hidden_layers":1,"is_causal":false)"); },
       "\"is_causal\" is false, expected true");
+  // Phi 3 mini, Phi 4 and Phi 4 mini.
+  const nn::LlamaConfig phi3 =
+      read(R"("model_type":"phi3","attention_bias":false,"embd_pdrop":0.0,"hidden_act":"silu","num_hidden_layers":2,)"
+           R"("max_position_embeddings":4096,"original_max_position_embeddings":4096,"resid_pdrop":0.0,)"
+           R"("rms_norm_eps":1e-05,"rope_scaling":null,"rope_theta":10000.0,"sliding_window":2047)");
+  EXPECT_EQ(phi3.window, 2047);
+  EXPECT_TRUE(phi3.fused_files);
+  EXPECT_EQ(phi3.rotary.width, 0);
+  const nn::LlamaConfig phi4_mini =
+      read(R"("model_type":"phi3","max_position_embeddings":131072,"original_max_position_embeddings":4096,)"
+           R"("num_hidden_layers":2,"num_key_value_heads":2,"partial_rotary_factor":0.75,"tie_word_embeddings":true,)"
+           R"("rope_scaling":{"long_factor":[1,2,3,4,5,6],"short_factor":[1,1,1,1,1,1],"type":"longrope"},)"
+           R"("rms_norm_eps":1e-05,"rope_theta":10000.0,"sliding_window":262144)");
+  EXPECT_EQ(phi4_mini.rotary.width, 12);
+  EXPECT_EQ(phi4_mini.rotary.factor, 32);
+  EXPECT_EQ(phi4_mini.rotary.original_context, 4096);
+  EXPECT_TRUE(phi4_mini.rotary.recompute);
+  // Granite 3.
+  const nn::LlamaConfig granite =
+      read(R"("model_type":"granite","attention_bias":false,"attention_multiplier":0.015625,"hidden_act":"silu",)"
+           R"("embedding_multiplier":12.0,"logits_scaling":8.0,"max_position_embeddings":4096,"mlp_bias":false,)"
+           R"("num_hidden_layers":2,"num_key_value_heads":2,"residual_multiplier":0.22,"rms_norm_eps":1e-05,)"
+           R"("rope_scaling":null,"rope_theta":10000.0,"tie_word_embeddings":true)");
+  EXPECT_EQ(granite.attention_scale, 0.015625);
+  EXPECT_EQ(granite.logit_divisor, 8);
   // Mistral 7B 0.1 has a window.
   EXPECT_EQ(
       read(R"("model_type":"mistral","max_position_embeddings":64,"num_hidden_layers":1,"sliding_window":512)").window,
@@ -245,6 +270,20 @@ TEST_F(Pretrained, RefusesConfigurations) {
        R"("rope_parameters.full_attention" is)"},
       {"llama3", R"("rope_type": "llama3")", R"("rope_type": "llama3", "partial_rotary_factor": 0.5)",
        R"("rope_parameters.partial_rotary_factor" is 0.5, expected 1)"},
+      {"phi4_mini", R"("partial_rotary_factor": 0.75)", R"("partial_rotary_factor": 0.7)",
+       R"("rope_parameters.partial_rotary_factor" is 0.7, expected a part of the 8 columns of a head: an even number)"},
+      {"phi4_mini", R"("partial_rotary_factor": 0.75)", R"("partial_rotary_factor": 1.5)",
+       R"("rope_parameters.partial_rotary_factor" is 1.5)"},
+      {"phi4_mini", R"("partial_rotary_factor": 0.75)", R"("partial_rotary_factor": 0.5)",
+       R"(expected 2 numbers above 0)"},
+      {"phi3", R"("rope_type": "default")", R"("rope_type": "linear", "factor": 2.0)",
+       R"("rope_parameters.rope_type" is "linear", expected "default" or "longrope")"},
+      {"phi3_longrope", R"("rope_type": "longrope")", R"("rope_type": "yarn")", ""},  // its first name
+      {"phi3", R"("resid_pdrop": 0.0)", R"("resid_pdrop": 0.1)", R"("resid_pdrop" is 0.1, expected 0)"},
+      {"granite", R"("logits_scaling": 3)", R"("logits_scaling": 0)", R"("logits_scaling" is 0, expected a number)"},
+      {"starcoder2", R"("hidden_act": "gelu_pytorch_tanh")", R"("hidden_act": "gelu")", R"("hidden_act" is "gelu")"},
+      {"starcoder2", R"("num_attention_heads": 4)", R"("num_attention_heads": 3)",
+       R"("num_key_value_heads" is 2, expected a divisor of "num_attention_heads", 3)"},
       {"llama3", "{", R"({"partial_rotary_factor": 0.25,)", R"("partial_rotary_factor" is 0.25, expected 1)"},
       {"llama3", "{", R"({"rope_scaling": {"type": "linear"},)", R"("rope_scaling.factor" is missing)"},
       {"llama3", "{", R"({"is_causal": false,)", R"("is_causal" is false, expected true)"},
@@ -403,6 +442,18 @@ TEST_F(Pretrained, RefusesWeights) {
       "missing: model.norm.weight; unexpected: extra; shape mismatch: model.layers.0.mlp.up_proj.weight "
       "(expected [24, 16], got [24, 17])");
   expect_refused("shape mismatch", {.strict = false});
+
+  // Phi 3's fused rows.
+  const std::string name = "model.layers.1.self_attn.qkv_proj.weight";
+  copy("phi3");
+  change_weights([&](StateDict& state) { state[name] = slice(state.at(name), 0, 0, 31); });
+  expect_refused("expected \"" + name + "\" to have 32 rows, got shape [31, 16]");
+  copy("phi3");
+  change_weights([&](StateDict& state) { state["model.layers.1.self_attn.v_proj.weight"] = zeros({8, 16}); });
+  expect_refused("two tensors of the files have the name \"model.layers.1.self_attn.v_proj.weight\" in the model");
+  copy("phi3");
+  change_weights([&](StateDict& state) { state.erase(name); });
+  expect_refused("missing: model.layers.1.self_attn.q_proj.weight, model.layers.1.self_attn.k_proj.weight, model.");
 
   copy("qwen2");
   change_weights([](StateDict& state) {

@@ -3,6 +3,7 @@
 #include <tests/launches.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -117,9 +118,12 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
         for (const auto& [name, tensor] : expected) {
           in.emplace(name, tensor.to(device));
         }
-        // Gemma rounds twice as often in a block. PyTorch's own gradients in bfloat16 have errors of 2.3 % (Gemma 2)
-        // and 10.6 % (Gemma 3).
-        const double rounded = fixture == "gemma3" ? 8e-2 : fixture.starts_with("gemma2") ? 4e-2 : 2e-2;
+        // Norms after each part amplify rounding. PyTorch's own gradients in bfloat16 have errors of 2.3 % (Gemma 2),
+        // 10.6 % (Gemma 3) and 5.3 % (OLMo 2).
+        const double rounded = fixture == "gemma3"             ? 8e-2
+                               : fixture.starts_with("gemma2") ? 4e-2
+                               : fixture.starts_with("olmo2")  ? 5e-2
+                                                               : 2e-2;
         const double tolerance = dtype == float32 ? 1e-4 : rounded;
         const std::string label = fmt::format("{}.", dtype);
         const Outputs out = run(model, in);
@@ -151,7 +155,7 @@ void expect_matches(const io::PretrainedModel& any, const std::string& fixture, 
           ASSERT_TRUE(parameter.grad().defined()) << fixture << ": " << name;
           own.emplace(name, parameter.grad());
         }
-        const StateDict got = io::detail::family_of(model.config).files(model.config).of_files(own, false, "test");
+        const StateDict got = io::detail::family_of(model.config).file_tensors(model.config, own, "test");
         for (const auto& [name, gradient] : got) {
           const std::string theirs = fixture == "gpt2_base" ? name.substr(std::string("transformer.").size()) : name;
           ASSERT_TRUE(expected.contains(prefix + theirs)) << fixture << ": " << name;
@@ -576,7 +580,7 @@ TEST_F(Pretrained, SavingErrors) {
   expect_error([&] { io::save_pretrained(without_bias, folder_); }, "no GPT-2 without biases");
   nn::LlamaConfig config{.vocab = 5, .context = 4, .layers = 1, .heads = 1, .key_heads = 1, .width = 4, .hidden = 4};
   config.output_bias = true;
-  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no model with these biases");
+  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no model with just this: output_bias alone");
   const nn::GPT gpt({.vocab = 5, .context = 4, .layers = 1, .heads = 1, .width = 4});
   expect_error([&] { io::save_pretrained(gpt, folder_, {.shard_bytes = 0}); }, "expected shard_bytes above 0");
   expect_error([&] { io::save_pretrained(gpt, folder_, {.like = folder_ / "none"}); }, "none/config.json");
@@ -601,7 +605,8 @@ TEST_F(Pretrained, SavingErrors) {
   EXPECT_FALSE(fs::exists(folder_ / "new"));
   config.rotated_layers = {false};
   config.qk_norm = true;
-  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); }, "no Qwen with layers without rotary");
+  expect_error([&] { io::save_pretrained(nn::Llama(config), folder_); },
+               "no model with just this: rotated_layers, qk_norm");
   const nn::BertConfig tiny{.vocab = 5, .context = 4, .layers = 0, .heads = 1, .width = 4, .hidden = 4};
   nn::BertConfig encoder = tiny;
   encoder.kind = nn::BertKind::roberta;

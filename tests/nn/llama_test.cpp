@@ -60,6 +60,29 @@ TEST(Llama, Gradients) {
   compare_devices(llama, randint(0, 7, {2, 3}), 1e-3);
 }
 
+// Of OLMo 2, Granite and Phi 4 mini.
+TEST(Llama, GradientsOfOtherBlocks) {
+  std::vector<nn::LlamaConfig> configs(3, tiny());
+  configs[0].norms_after = configs[0].wide_qk_norm = true;
+  configs[1].embedding_scale = 1.5;
+  configs[1].residual_scale = 0.5;
+  configs[1].logit_divisor = 0.75;
+  configs[1].attention_scale = 0.25;
+  configs[2].head_width = 6;
+  configs[2].rotary.width = 4;
+  for (nn::LlamaConfig& config : configs) {
+    manual_seed(4);
+    config.layers = 1;
+    nn::Llama llama{config};
+    llama.to(float64);
+    for (const Tensor& parameter : llama.parameters()) {
+      parameter.set_data(randn(parameter.shape(), float64));
+    }
+    check_gradients(llama, randint(0, 7, {2, 3}));
+    compare_devices(llama, randint(0, 7, {2, 3}), 1e-3);
+  }
+}
+
 TEST(Llama, LooksBackOnly) {
   manual_seed(2);
   const nn::Llama llama{tiny()};
@@ -155,6 +178,12 @@ TEST(Llama, Errors) {
   expect_error([&] { with([](auto& c) { c.head_width = 3; }); }, "expected heads of even width from 2 to 512, got 3");
   expect_error([&] { with([](auto& c) { c.rotated_layers = {true}; }); },
                "expected rotated_layers to be empty or to have 2 elements, got 1");
+  expect_error([&] { with([](auto& c) { c.qk_norm = c.wide_qk_norm = true; }); }, "qk_norm or wide_qk_norm, not both");
+  expect_error([&] { with([](auto& c) { c.residual_scale = 0; }); }, "expected scales above 0, got 1 of embeddings, 0");
+  for (const std::int64_t width : {-2, 1, 4}) {
+    expect_error([&] { with([&](auto& c) { c.rotary.width = width; }); },
+                 fmt::format("expected to rotate an even number of a head's 2 elements, got {}", width));
+  }
   const nn::Llama llama{tiny()};
   expect_error([&] { llama(zeros({6}, int64)); }, "Llama: expected tokens of shape (B, T), got [6]");
   expect_error([&] { llama.next_token_logits(zeros({1, 0}, int64)); }, "at least one token");

@@ -26,6 +26,8 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertForS
 from transformers import ModernBertForTokenClassification, ModernBertModel
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
+from transformers import GraniteConfig, GraniteForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
 BATCH, LENGTH = 2, 12
@@ -45,6 +47,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
 GPT2 = dict(vocab_size=41, n_positions=16, n_embd=16, n_layer=2, n_head=2)
 LLAMA = dict(vocab_size=43, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64)
+SMALL = dict(vocab_size=29, hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+TWO_HEADS = {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1}
 BERT = dict(vocab_size=47, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
             max_position_embeddings=16)
 ENCODER = dict(vocab_size=23, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
@@ -86,6 +91,34 @@ MODELS = {
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**LLAMA, head_dim=8, sliding_window=16, query_pre_attn_scalar=12,
                                                attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
                                                rope_parameters=PLAIN), None),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SMALL, sliding_window=5, rope_parameters=PLAIN), None),
+    # Within the original length, which the generated texts outgrow.
+    "phi3_longrope": (Phi3ForCausalLM, Phi3Config(**{**TWO_HEADS, "num_key_value_heads": 2}, rms_norm_eps=1e-3,
+                                                  original_max_position_embeddings=16, sliding_window=40,
+                                                  rope_parameters={**LONGROPE, "attention_factor": 1.5}), "9KB"),
+    "phi4_mini": (Phi3ForCausalLM, Phi3Config(**TWO_HEADS, tie_word_embeddings=True,
+                                              original_max_position_embeddings=8, rope_parameters={
+                                                  **LONGROPE, "partial_rotary_factor": 0.75,
+                                                  "short_factor": [1.0, 1.25, 1.75], "long_factor": [1.5, 2.75, 4.0]}),
+                  None),
+    "granite": (GraniteForCausalLM, GraniteConfig(**SMALL, tie_word_embeddings=True, embedding_multiplier=12.0,
+                                                  residual_multiplier=0.22, attention_multiplier=0.3,
+                                                  logits_scaling=3, rope_parameters=PLAIN), None),
+    "granite_biases": (GraniteForCausalLM, GraniteConfig(**SMALL, head_dim=6, attention_bias=True, mlp_bias=True,
+                                                         embedding_multiplier=0.7, residual_multiplier=1.3,
+                                                         attention_multiplier=0.5, logits_scaling=0.4,
+                                                         rope_parameters=LINEAR), "9KB"),
+    "granite_ones": (GraniteForCausalLM, GraniteConfig(**TWO_HEADS, rope_parameters=YARN), None),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**{**SMALL, "num_key_value_heads": None}, rope_parameters=PLAIN), None),
+    "olmo2_biases": (Olmo2ForCausalLM, Olmo2Config(**TWO_HEADS, attention_bias=True, tie_word_embeddings=True,
+                                                   rms_norm_eps=1e-3, rope_parameters=LINEAR), "9KB"),
+    "olmo2_narrow": (Olmo2ForCausalLM, Olmo2Config(**SMALL, head_dim=6, rope_parameters=YARN), None),
+    "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config(**SMALL, sliding_window=5, rope_parameters=PLAIN), None),
+    "starcoder2_plain": (Starcoder2ForCausalLM, Starcoder2Config(**TWO_HEADS, use_bias=False, norm_epsilon=1e-3,
+                                                                 tie_word_embeddings=False, rope_parameters=LINEAR),
+                         "9KB"),
+    "starcoder2_wide": (Starcoder2ForCausalLM, Starcoder2Config(**SMALL, head_dim=6, sliding_window=3,
+                                                                rope_parameters=YARN), None),
     "bert": (BertModel, BertConfig(**BERT), None),
     "bert_tanh_sharded": (BertModel, BertConfig(**BERT, hidden_act="gelu_new", type_vocab_size=3), "12KB"),
     "bert_no_pooler": (BertModel, BertConfig(**{**BERT, "hidden_size": 24, "num_attention_heads": 3},

@@ -17,12 +17,17 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from make_fixtures import FOLDER
 
 PROMPT_LENGTHS = (1, 3, 6)
-NEW_TOKENS = 10
+SMALL_TYPES = ("phi3", "granite", "olmo2", "starcoder2")
 PENALTY = 20.0  # so that the texts do not repeat one token
 
 
+def new_tokens(config):
+    return 64 if config.model_type in SMALL_TYPES else 10
+
+
 def generated(model, prompt, **options):
-    config = GenerationConfig(do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, eos_token_id=None, **options)
+    config = GenerationConfig(do_sample=False, max_new_tokens=new_tokens(model.config), pad_token_id=0,
+                              eos_token_id=None, **options)
     tokens = torch.tensor([prompt])
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)[0, len(prompt):]
 
@@ -31,14 +36,15 @@ def generated_in_batch(path, prompts):
     """All prompts at once, padded in front: the longest one sets the frequencies of all. Tokens and logits of each."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
     model.generation_config.bos_token_id = model.generation_config.eos_token_id = None
-    config = GenerationConfig(do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, eos_token_id=None,
-                              return_dict_in_generate=True, output_logits=True)
+    config = GenerationConfig(do_sample=False, max_new_tokens=new_tokens(model.config), pad_token_id=0,
+                              eos_token_id=None, return_dict_in_generate=True, output_logits=True)
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     out = model.generate(tokens, attention_mask=mask, generation_config=config)
     logits = torch.stack(out.logits, 1).flatten(1)
-    return [{"tokens": text[longest:].tolist(), "logits": [round(float(x), 7) for x in of_text]}
+    return [{"tokens": text[longest:].tolist()} if model.config.model_type in SMALL_TYPES else
+            {"tokens": text[longest:].tolist(), "logits": [round(float(x), 7) for x in of_text]}
             for text, of_text in zip(out.sequences, logits)]
 
 

@@ -103,6 +103,23 @@ void ConfigEntries::require_text(const std::string& name, std::string_view expec
   }
 }
 
+std::int64_t ConfigEntries::head_width(std::int64_t heads, std::int64_t key_heads, std::int64_t width,
+                                       std::optional<std::int64_t> absent) const {
+  constexpr const char* kName = "head_dim";
+  if (heads % key_heads != 0) {
+    refuse("num_key_value_heads", fmt::format("a divisor of \"num_attention_heads\", {}", heads));
+  }
+  if (!has(kName) && !absent) {
+    require_divisor("num_attention_heads", heads, "hidden_size", width);
+    absent = width / heads;
+  }
+  const std::int64_t result = count(kName, 2, kWidestHead, absent);
+  if (result % 2 != 0 || result > kWidestHead) {
+    refuse(kName, fmt::format("an even number up to {} (or hidden_size / num_attention_heads to be one)", kWidestHead));
+  }
+  return result;
+}
+
 std::vector<double> ConfigEntries::numbers(const std::string& name, std::int64_t count) const {
   const std::string expected = fmt::format("{} numbers above 0", count);
   const auto* const list = find_or(name, false)->as<JsonValue::Array>();

@@ -51,6 +51,11 @@ class ConfigEntries {
   /// Throws unless `heads`, the entry heads_name, divides `width`, the entry width_name.
   void require_divisor(const char* heads_name, std::int64_t heads, const char* width_name, std::int64_t width) const;
 
+  /// The entry head_dim or, without it, `absent` or hidden_size / num_attention_heads. Throws unless it is even, and
+  /// `key_heads`, the entry num_key_value_heads, divides `heads`, the entry num_attention_heads.
+  std::int64_t head_width(std::int64_t heads, std::int64_t key_heads, std::int64_t width,
+                          std::optional<std::int64_t> absent = {}) const;
+
   /// The value for a string entry, or for `absent` without one. Throws unless `choices` has it.
   template <class T, std::size_t N>
   T choice(const std::string& name, const std::string& absent,

@@ -9,10 +9,12 @@
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <mica/core/state_dict.h>
 #include <mica/io/families/detail/config_entries.h>
 #include <mica/io/families/detail/file_tensors.h>
+#include <mica/io/families/detail/fused_rows.h>
 #include <mica/io/families/detail/gguf_source.h>
 #include <mica/io/families/table.h>
 #include <mica/io/gguf.h>
@@ -29,6 +31,12 @@ struct GgufFamily {
   /// the configuration.
   Names block{};
   std::span<const Names> outside{}, inside{};
+  /// Names inside blocks that one architecture has, or has instead of those in `inside`.
+  struct Own {
+    std::string_view architecture;
+    std::span<const Names> inside;
+  };
+  std::span<const Own> own{};
 
   Config (*read)(const GgufSource& source) = nullptr;
   /// Throws if llama.cpp has no such model. Without the tokenizer.
@@ -55,8 +63,9 @@ struct ModelFamily {
 
   // The files' tensors.
   FileTensors tensors{};
-  FileTensors (*tensors_of)(const Config& config) = nullptr;  ///< if they depend on the configuration, or null
+  FileTensors (*tensors_of)(const Config& config) = nullptr;  ///< if they depend on the configuration; or null
   bool (*has_tied_head)(const Config& config) = nullptr;      ///< null: there is no head
+  std::vector<FusedRows> (*fused_rows)(const Config& config) = nullptr;   ///< of the files' layers; or null
   void (*adapt)(Config& config, const StateDict& own_tensors) = nullptr;  ///< to the tensors that there are; or null
 
   std::string_view heads{};  ///< for errors: those of an encoder; empty for other models
@@ -66,6 +75,15 @@ struct ModelFamily {
 
   FileTensors files(const Config& config) const { return tensors_of == nullptr ? tensors : tensors_of(config); }
   bool ties_head(const Config& config) const { return has_tied_head != nullptr && has_tied_head(config); }
+  std::vector<FusedRows> fused(const Config& config) const {
+    return fused_rows == nullptr ? std::vector<FusedRows>{} : fused_rows(config);
+  }
+  /// A state_dict(), or what belongs to its tensors, as the files have it: FileTensors::of_files(), with fused rows.
+  StateDict file_tensors(const Config& config, const StateDict& own, const char* op) const {
+    StateDict result = files(config).of_files(own, ties_head(config), op);
+    join_rows(fused(config), result);
+    return result;
+  }
 };
 
 template <class Config, class Models>

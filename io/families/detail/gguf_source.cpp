@@ -16,6 +16,21 @@ void GgufSource::require(const char* name, double expected) const {
         value.value_or(0));
 }
 
+void GgufSource::require_plain() const {
+  for (const char* const name :
+       {"expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "attn_logit_softcapping",
+        "final_logit_softcapping", "rope.scaling.yarn_log_multiplier"}) {
+    require(name, 0);
+  }
+  for (const char* const name :
+       {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_slow"}) {
+    require(name, 1);
+  }
+  require("rope.scaling.yarn_beta_fast", 32);
+  const bool* const causal = find<bool>(key("attention.causal"), "a truth value");
+  check(causal == nullptr || *causal, "{}: mica's models need \"{}\" to be true", what(), key("attention.causal"));
+}
+
 const GgufTensor* GgufSource::tensor(std::string_view name) const {
   const std::vector<GgufTensor>& tensors = files_.header.tensors;
   const auto at =

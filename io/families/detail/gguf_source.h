@@ -25,6 +25,9 @@ class GgufSource : public GgufEntries {
   /// Throws if the value is not `expected`, since mica's models cannot compute anything else.
   void require(const char* name, double expected) const;
 
+  /// Throws if the metadata ask for what none of mica's models with rotary embeddings computes.
+  void require_plain() const;
+
   /// Null if there is none.
   const GgufTensor* tensor(std::string_view name) const;
   /// The elements of a float32 tensor.
