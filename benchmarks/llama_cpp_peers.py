@@ -39,7 +39,7 @@ FORMATS = {
 def some_rows(kind, columns, rng):
     """About 2^20 random elements in rows of `columns`, as bytes (rows, bytes per row)."""
     rows = max(1, (1 << 20) // columns)
-    if kind in (Q.F32, Q.BF16, Q.Q8_0, Q.Q4_0):
+    if kind not in (Q.Q4_K, Q.Q6_K):
         values = (0.02 * rng.standard_normal((rows, columns))).astype(np.float32)
         return gguf.quants.quantize(values, kind).view(np.uint8).reshape(rows, -1)
     elements, size = gguf.GGML_QUANT_SIZES[kind]

@@ -323,6 +323,17 @@ class Product {
   }
 
  private:
+  /// Prefetches the same columns of the next group. Past the end of `x`, that does nothing.
+  void prefetch_next_group(const Tensor& x, std::int64_t at, std::int64_t count) const {
+    constexpr std::int64_t kLine = 64;
+    const std::int64_t size = size_of(x.dtype());
+    const std::uintptr_t next =
+        reinterpret_cast<std::uintptr_t>(x.raw_data()) + static_cast<std::uintptr_t>((at + columns_) * size);
+    for (std::int64_t byte = 0; byte < count * size; byte += kLine) {
+      __builtin_prefetch(reinterpret_cast<const char*>(next + static_cast<std::uintptr_t>(byte)));
+    }
+  }
+
   bool adds() const { return q_.mode == QuantizationMode::fused_multiply_add; }
 
   /// Fills in the factors that are the same for all groups, and zeros past the last column.
@@ -343,6 +354,11 @@ class Product {
 
   void read_grid(std::int64_t group, std::int64_t column, std::int64_t count, Grid& grid) const {
     const std::int64_t at = group * columns_ + column;
+    for (const Tensor* const part : {&q_.scale, &q_.zero}) {
+      if (part->defined() && part->dim() == 2) {
+        prefetch_next_group(*part, at, count);
+      }
+    }
     if (q_.scale.defined()) {
       widen_group(q_.scale, q_.scale_factor, group * group_size_, at, column, count, grid.scale.data());
     }
