@@ -38,6 +38,12 @@ void check_options(const char* name, const Tensor& q, const Tensor& k, const Att
         std::max(keys, queries), queries, keys, options.causal_offset);
   check(options.window >= 0 && (options.window == 0 || options.causal),
         "{}: expected a window >= 0, and with a window `causal`, got {} and {}", name, options.window, options.causal);
+  if (const Tensor& sinks = options.sinks; sinks.defined()) {
+    const std::int64_t heads = q.dim() >= 3 ? q.size(-3) : 1;
+    check(sinks.shape() == Shape{heads} && is_floating(sinks.dtype()) && sinks.device() == q.device(),
+          "{}: expected a floating sink on {} for each of {} heads, got {} of {} on {}", name, q.device(), heads,
+          sinks.shape(), sinks.dtype(), sinks.device());
+  }
   const Tensor& mask = options.mask;
   if (!mask.defined()) {
     return;
@@ -83,6 +89,7 @@ detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) 
   const double width = static_cast<double>(std::max<std::int64_t>(q.size(-1), 1));
   return {.scale = options.scale.value_or(1 / std::sqrt(width)),
           .cap = options.cap,
+          .sinks = options.sinks,
           .causal = options.causal,
           .causal_offset = options.causal ? options.causal_offset : 0,
           .window = all_in_window ? 0 : options.window,
@@ -109,7 +116,7 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
       .mask_gradient = options.mask.defined() && autograd::grad_enabled() && options.mask.requires_grad(),
       .windowed = rule.window > 0,
       .drops = options.dropout > 0,
-      .capped = options.cap > 0,
+      .composed_only = options.cap > 0 || options.sinks.defined(),
       .empty = q.numel() == 0 || k.numel() == 0 || v.numel() == 0};
   for (const AttentionBackend backend : plan_attention(problem)) {
     if (options.backend != AttentionBackend::automatic && options.backend != backend) {

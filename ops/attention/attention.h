@@ -35,6 +35,9 @@ struct AttentionOptions {
   /// Broadcasts to (B, H, T, S). Boolean: true where the query sees the key. Floating: added to the scaled scores;
   /// differentiable.
   Tensor mask{};
+  /// (H), floating: a score of each head that joins its softmax, as that of a key whose value is 0 and that every query
+  /// sees (gpt-oss). It is neither scaled, capped nor masked; differentiable. Composed only.
+  Tensor sinks{};
   /// Any value but `automatic` throws if that implementation does not support the shapes, dtype, device or options.
   AttentionBackend backend = AttentionBackend::automatic;
 };
@@ -45,7 +48,8 @@ struct AttentionOptions {
 /// @param k  (B, Hkv, S, D), of q's dtype and device. Hkv divides H: query head h reads key head h / (H / Hkv), as in
 ///           grouped-query attention.
 /// @param v  (B, Hkv, S, Dv), of q's dtype and device.
-/// @return (B, H, T, Dv), of q's dtype. Differentiable any number of times in q, k, v and a floating mask.
+/// @return (B, H, T, Dv), of q's dtype. Differentiable any number of times in q, k, v, a floating mask and
+///         sinks.
 ///
 /// In place of B there may be any number of leading axes, equal in all three tensors. Matrices (T, D), (S, D) and
 /// (S, Dv) are a single head.

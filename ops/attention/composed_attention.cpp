@@ -9,6 +9,7 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
@@ -143,6 +144,20 @@ std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, doubl
           1};
 }
 
+Tensor softmax_of(const Tensor& scores, double scale, const AttentionRule& rule) {
+  if (!rule.sinks.defined()) {
+    return autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores);
+  }
+  // The sinks are a first column, which the causal mask lets every query see.
+  Shape column = scores.shape();
+  column[column.size() - 1] = 1;
+  const Tensor sinks = rule.sinks.to(scores.dtype());
+  const Tensor by_head = scores.dim() >= 3 ? reshape(sinks, {sinks.size(0), 1, 1}) : reshape(sinks, {1, 1});
+  const Tensor all = cat({expand(by_head, column), scale == 1 ? scores : scores * scale}, -1);
+  const Tensor weights = autograd::apply(AttentionWeights{1, rule.causal, rule.causal_offset + 1}, all);
+  return slice(weights, -1, 1, all.size(-1));
+}
+
 }  // namespace
 
 Tensor columns_after(std::int64_t rows, std::int64_t columns, std::int64_t shift, Device device) {
@@ -159,8 +174,7 @@ Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const Tensor products = groups.by_query_head(matmul(queries, transposed(k.to(dtype))));  // (…, H, T, S)
   const auto [scores, scale] = rule.cap > 0 ? masked(tanh(products * (rule.scale / rule.cap)), mask, rule.cap)
                                             : masked(products, mask, rule.scale);
-  const Tensor weights =
-      dropped(autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores), rule);
+  const Tensor weights = dropped(softmax_of(scores, scale, rule), rule);
   return groups.by_query_head(matmul(groups.by_key_head(weights), v.to(dtype))).to(q.dtype());
 }
 

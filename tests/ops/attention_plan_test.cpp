@@ -50,7 +50,7 @@ TEST(Attention, PlanChoosesByTheProblem) {
   EXPECT_EQ(with([](auto& p) { p.windowed = true, p.keys = 1000; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.windowed = p.masked = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.windowed = p.drops = true; }), only_composed);
-  EXPECT_EQ(with([](auto& p) { p.capped = true; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.composed_only = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.empty = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.rank = 3; }), only_composed);
   const auto on_cpu = [&](std::int64_t key_items, std::int64_t queries, DType dtype) {

@@ -14,7 +14,7 @@ constexpr std::int64_t kMaxWorkspaceOfWindow = std::int64_t{1} << 31;
 std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem) {
   using enum AttentionBackend;
   const bool is_16_bit = problem.dtype == float16 || problem.dtype == bfloat16;
-  const bool plain = problem.rank == 4 && !problem.mask_gradient && !problem.capped && !problem.empty;
+  const bool plain = problem.rank == 4 && !problem.mask_gradient && !problem.composed_only && !problem.empty;
   if (!problem.cuda && plain && !problem.masked && !problem.windowed) {
     const bool few = problem.key_items < 4 && problem.queries * problem.keys < kManyWeights;
     return few ? std::vector{composed, blocked} : std::vector{blocked, composed};

@@ -25,11 +25,12 @@ struct AttentionProblem {
   bool mask_gradient = false;    // its gradient is needed
   bool windowed = false;         // there is a window that does not reach all keys
   bool drops = false;            // there is dropout
-  bool capped = false;           // the scores are capped
+  bool composed_only = false;    // the scores are capped, or there are sinks
   bool empty = false;            // q, k or v has no elements
 };
 
-/// The implementations that support a call, best first. `composed` is always included, and alone for capped scores.
+/// The implementations that support a call, best first. `composed` is always included, and alone for capped scores and
+/// sinks.
 /// For a window it stands for attention by blocks of queries.
 /// Whether cuDNN and the flash kernel are available, and support the strides, is checked separately.
 ///

@@ -10,7 +10,8 @@ namespace mica::detail {
 /// AttentionOptions with all defaults resolved.
 struct AttentionRule {
   double scale = 1;
-  double cap = 0;  // only in composed_attention()
+  double cap = 0;  // this and sinks: only in composed_attention()
+  Tensor sinks{};
   bool causal = false;
   std::int64_t causal_offset = 0;
   std::int64_t window = 0;  // 0 also if every query's window reaches back to the first key
