@@ -67,6 +67,16 @@ bool ends_with_one(std::string_view name, const std::vector<std::string>& ending
   return std::any_of(endings.begin(), endings.end(), [&](const std::string& each) { return name.ends_with(each); });
 }
 
+// Whether modules_to_save has the module or one around it.
+bool is_saved_whole(std::string_view module, const std::vector<std::string>& saved) {
+  for (std::size_t end = module.size(); end != std::string_view::npos; end = module.rfind('.', end - 1)) {
+    if (ends_with_one(module.substr(0, end), saved)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Whether one is the other, rounded to its dtype if that is narrower.
 bool is_copy(const Tensor& a, const Tensor& b) {
   const auto same_in = [&](DType dtype) {
@@ -504,7 +514,7 @@ class AdapterLoader {
     }
     const Tensor value = files_.is_transposed(own_name, tensor) ? transpose(tensor, 0, 1) : tensor;
     const bool is_trained =
-        ends_with_one(target, config_.modules_to_save) || (config_.bias == "all" && own_name.ends_with(".bias"));
+        is_saved_whole(target, config_.modules_to_save) || (config_.bias == "all" && own_name.ends_with(".bias"));
     if (!is_trained && is_copy(value, own->second)) {
       return;  // PEFT also saves embeddings that were not trained
     }

@@ -98,7 +98,7 @@ void save_pretrained(ConstModelReference model, const std::filesystem::path& fol
 /// and replaces entries with the same keys. Unless it contains a tokenizer, llama.cpp accepts token ids only. Throws an
 /// Error for what llama.cpp does not support: dynamic or longrope scaling of rotary embeddings (the latter but for Phi
 /// 3), layers without rotary embeddings, an OLMo 2 with biases, a StarCoder 2 with a window, a GPT without biases or
-/// with exact GELU, a Gemma without caps or with another query_scale than Google's, a Bert. Adapters and quantized
+/// with exact GELU, a Gemma without caps or with another query_scale than Google's, an encoder. Adapters and quantized
 /// weights are errors as well: let `options` quantize.
 void save_gguf(const std::filesystem::path& path, ConstModelReference model, const GgufMetadata& metadata = {},
                const GgufSaveOptions& options = {.matrices = {}, .vectors = GgufType::f32});

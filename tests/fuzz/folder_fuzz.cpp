@@ -21,7 +21,12 @@ constexpr std::int64_t kLargest = 1 << 16;
 
 template <class Model>
 void run(const Model& model) {
-  (void)model(zeros({1, 1}, int64));
+  const Tensor result = model(zeros({1, 1}, int64));
+  if constexpr (requires { model.config.head; }) {
+    if (model.config.head != nn::EncoderHead::none) {
+      (void)model.logits(result);
+    }
+  }
 }
 
 }  // namespace

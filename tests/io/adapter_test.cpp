@@ -279,17 +279,26 @@ TEST_F(Adapter, OfAnEncoder) {
   expect_error([&] { io::load_adapter(llama, folder_); }, "the model has no linear layer encoder.layer.0.attention");
 }
 
-// Layers are named as transformers names them, which differs from state_dict().
-TEST_F(Adapter, OfAnEncoderWithOtherNames) {
-  nn::Bert model = io::load_pretrained<nn::Bert>(kFixtures / "distilbert_sequence");
-  nn::add_lora(model, {"*.query", "pre_classifier"}, {.rank = 2});
+// PEFT trains the head of a classifier as a whole; layers have transformers' names, which differ from state_dict()'s.
+TEST_F(Adapter, OfAClassifier) {
+  const StateDict data = io::load(kFixtures / "xlm_roberta_sequence" / "expected.safetensors");
+  std::vector<double> expected;
+  const io::JsonValue file = io::read_json(kAdapters / "classifier" / "logits.json", 1 << 20);
+  for (const io::JsonValue& value : *file.as<io::JsonValue::Array>()) {
+    expected.push_back(*value.as<double>());
+  }
+  nn::Bert model = io::load_pretrained<nn::Bert>(kFixtures / "xlm_roberta_sequence");
+  io::load_adapter(model, kAdapters / "classifier");
+  const auto logits = [&](const nn::Bert& bert) {
+    return bert.logits(bert(data.at("tokens"), data.at("visible"), data.at("types")));
+  };
+  expect_close(logits(model), expected, 1e-5, 1e-5);
   io::save_adapter(model, folder_);
-  const StateDict state = io::load(folder_ / "adapter_model.safetensors");
-  EXPECT_TRUE(state.contains("base_model.model.distilbert.transformer.layer.1.attention.q_lin.lora_A.weight"));
-  EXPECT_TRUE(state.contains("base_model.model.pre_classifier.lora_B.weight"));
-  nn::Bert again = io::load_pretrained<nn::Bert>(kFixtures / "distilbert_sequence");
+  nn::Bert again = io::load_pretrained<nn::Bert>(kFixtures / "xlm_roberta_sequence");
   io::load_adapter(again, folder_);
-  EXPECT_EQ(nn::adapted_layers(again).size(), 3U);
+  expect_close(logits(again), logits(model), 0, 0);
+  EXPECT_EQ(io::load(folder_ / "adapter_model.safetensors").size(),
+            io::load(kAdapters / "classifier" / "adapter_model.safetensors").size());
 }
 
 // QLoRA (Dettmers et al., 2023): training on a quantized model is training on a model of the rounded weights.

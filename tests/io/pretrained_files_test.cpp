@@ -236,6 +236,55 @@ TEST_F(Pretrained, RefusesFoldersThatCannotBeOpened) {
   expect_error([&] { io::Tokenizer::load(file); }, "load: " + file + " is not a folder");
 }
 
+TEST_F(Pretrained, PublishedConfigurationsOfEncoders) {
+  const auto read = [](const std::string& entries) {
+    const std::string shape = R"({"vocab_size":64,"hidden_size":64,"intermediate_size":64,"num_attention_heads":4,)";
+    return io::pretrained_config(io::parse_json(shape + R"("num_hidden_layers":7,)" + entries + "}", "test"), "test");
+  };
+  // roberta-base, and a reranker.
+  const std::string roberta = R"("bos_token_id":0,"eos_token_id":2,"hidden_act":"gelu","layer_norm_eps":1e-05,)"
+                              R"("hidden_dropout_prob":0.1,"max_position_embeddings":514,"pad_token_id":1,)"
+                              R"("type_vocab_size":1,)";
+  const auto base =
+      std::get<nn::BertConfig>(read(roberta + R"("model_type":"roberta","architectures":["RobertaForMaskedLM"])"));
+  EXPECT_EQ(base.context, 512);
+  EXPECT_EQ(base.padding, 1);
+  EXPECT_EQ(base.head, nn::EncoderHead::masked_lm);
+  const auto reranker = std::get<nn::BertConfig>(
+      read(roberta + R"("model_type":"xlm-roberta","architectures":["XLMRobertaForSequenceClassification"],)"
+                     R"("classifier_dropout":null,"id2label":{"0":"LABEL_0"},"label2id":{"LABEL_0":0})"));
+  EXPECT_EQ(reranker.kind, nn::BertKind::xlm_roberta);
+  EXPECT_EQ(reranker.head, nn::EncoderHead::sequence);
+  EXPECT_EQ(reranker.labels, 1);
+  EXPECT_EQ(reranker.head_dropout, 0.1);
+  // DistilBERT.
+  const auto distilbert = std::get<nn::BertConfig>(
+      io::pretrained_config(io::parse_json(R"({"activation":"gelu","architectures":["DistilBertForMaskedLM"],)"
+                                           R"("attention_dropout":0.1,"dim":768,"dropout":0.1,"hidden_dim":3072,)"
+                                           R"("max_position_embeddings":512,"model_type":"distilbert","n_heads":12,)"
+                                           R"("n_layers":6,"pad_token_id":0,"sinusoidal_pos_embds":false,)"
+                                           R"("tie_weights_":true,"vocab_size":30522})",
+                                           "test"),
+                            "test"));
+  EXPECT_EQ(distilbert.types, 0);
+  EXPECT_EQ(io::parameter_count(io::PretrainedConfig(distilbert)), 66985530);  // those of DistilBertForMaskedLM
+  // ModernBERT-base, written by transformers 4.
+  const std::string modern = R"("model_type":"modernbert","architectures":["ModernBertForMaskedLM"],)"
+                             R"("classifier_pooling":"mean","decoder_bias":true,"global_attn_every_n_layers":3,)"
+                             R"("global_rope_theta":160000.0,"local_rope_theta":9000.0,"local_attention":128,)"
+                             R"("layer_norm_eps":1e-05,"max_position_embeddings":8192,"norm_eps":1e-05,)"
+                             R"("hidden_activation":"gelu","position_embedding_type":"absolute")";
+  const auto modern_bert = std::get<nn::ModernBertConfig>(read(modern));
+  EXPECT_EQ(modern_bert.rotary.theta, 160000);
+  EXPECT_EQ(modern_bert.local_rotary.theta, 9000);
+  EXPECT_TRUE(modern_bert.mean_pooling);
+  EXPECT_EQ(modern_bert.windowed_layers, (std::vector<bool>{false, true, true, false, true, true, false}));
+  const auto scaled = std::get<nn::ModernBertConfig>(read(modern + R"(,"rope_scaling":{"type":"linear","factor":2})"));
+  EXPECT_EQ(scaled.rotary.scaling, nn::RotaryScaling::linear);
+  EXPECT_EQ(scaled.rotary.theta, 160000);
+  EXPECT_EQ(scaled.local_rotary.factor, 2);
+}
+
 TEST_F(Pretrained, RefusesConfigurations) {
   const struct {
     const char *fixture, *from, *to, *message;

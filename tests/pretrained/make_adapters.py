@@ -14,9 +14,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # the same results on every
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from make_fixtures import FOLDER
+from make_fixtures import FOLDER, outputs_of
 
 ADAPTERS = FOLDER.parent / "adapters"
 STEPS, RATE = 100, 2e-3
@@ -85,12 +85,29 @@ def write_features():
         (ADAPTERS / name / "losses.json").write_text(json.dumps(about) + "\n")
 
 
+def write_classifier():
+    """An adapter of an encoder, whose head is trained as a whole."""
+    name = "xlm_roberta_sequence"
+    torch.manual_seed(sum(name.encode()))
+    base = AutoModelForSequenceClassification.from_pretrained(FOLDER / name, attn_implementation="eager").eval()
+    model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"], r=2)).eval()
+    with torch.no_grad():
+        for _, parameter in sorted((n, p) for n, p in model.named_parameters() if p.requires_grad):
+            parameter += 0.3 * torch.randn_like(parameter)
+    save(model, ADAPTERS / "classifier", name)
+    with torch.no_grad():
+        logits = outputs_of(model, load_file(FOLDER / name / "expected.safetensors"))[0]["logits"]
+    (ADAPTERS / "classifier" / "logits.json").write_text(json.dumps(logits.flatten().tolist()) + "\n")
+
+
 def main():
     torch.set_num_threads(1)
     if sys.argv[1:] == ["features"]:  # only those with random values
-        return write_features()
+        write_features()
+        return write_classifier()
     shutil.rmtree(ADAPTERS, ignore_errors=True)
     write_features()
+    write_classifier()
     for name, targets in TARGETS.items():
         torch.manual_seed(sum(name.encode()))
         base = AutoModelForCausalLM.from_pretrained(FOLDER / name, attn_implementation="eager").eval()
