@@ -2,10 +2,35 @@
 #include <sys/wait.h>
 #include <tests/paths.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 
+#include "examples/common/ranks.h"
+
 namespace {
+
+// Ends this process with the status of two ranks, started as by --gpus, that are shells.
+[[noreturn]] void run_shells(std::string program, std::chrono::milliseconds patience = std::chrono::seconds(60)) {
+  std::string shell = "sh", option = "-c";
+  char* arguments[] = {shell.data(), option.data(), program.data(), nullptr};
+  std::exit(run_ranks(2, "/bin/sh", arguments, patience));
+}
+
+TEST(Launch, RunsRanksOfOneMachine) {
+  EXPECT_EXIT(run_shells("exit 0"), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(run_shells("exit $RANK$LOCAL_RANK"), testing::ExitedWithCode(11), "");
+}
+
+TEST(Launch, KillsStoppedRanksWhenAllOthersHaveEnded) {
+  EXPECT_EXIT(run_shells("test $RANK = 0 || kill -STOP $$; exit 3"), testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(run_shells("test $RANK = 1 || kill -STOP $$; exit 3"), testing::ExitedWithCode(3), "");
+}
+
+TEST(Launch, KillsRanksThatHang) {
+  EXPECT_EXIT(run_shells("test $RANK = 0 || exec sleep 1000; exit 3", std::chrono::milliseconds(100)),
+              testing::ExitedWithCode(3), "");
+}
 
 // The exit status of scripts/ranks without MPI, for `ranks` shells that run `program`.
 int status_of(int ranks, const std::string& program) {
