@@ -140,7 +140,7 @@ nn::LlamaConfig llama_config(const ConfigEntries& c, const std::string& type) {
 }
 
 // What a configuration may have beyond a plain Llama. The values are indices into kFeatures.
-enum Feature {
+enum LlamaFeature {
   kBiases,
   kInputBiases,
   kOutputBias,
@@ -157,11 +157,11 @@ enum Feature {
   kRecompute
 };
 
-struct LlamaFeature {
+struct NamedFeature {
   std::string_view name;
   bool (*has)(const nn::LlamaConfig&);
 };
-constexpr std::array<LlamaFeature, 14> kFeatures{{
+constexpr std::array<NamedFeature, 14> kFeatures{{
     {"biases of attention", [](const nn::LlamaConfig& c) { return c.qkv_bias && c.output_bias; }},
     {"qkv_bias alone", [](const nn::LlamaConfig& c) { return c.qkv_bias && !c.output_bias; }},
     {"output_bias alone", [](const nn::LlamaConfig& c) { return c.output_bias && !c.qkv_bias; }},
@@ -183,9 +183,9 @@ constexpr std::array<LlamaFeature, 14> kFeatures{{
      [](const nn::LlamaConfig& c) { return c.rotary.recompute && c.rotary.scaling == nn::RotaryScaling::longrope; }},
 }};
 
-constexpr unsigned bits(std::initializer_list<Feature> features) {
+constexpr unsigned feature_bits(std::initializer_list<LlamaFeature> features) {
   unsigned result = 0;
-  for (const Feature feature : features) {
+  for (const LlamaFeature feature : features) {
     result |= 1U << feature;
   }
   return result;
@@ -198,18 +198,19 @@ struct LlamaKind {
   unsigned has, may_have;
 };
 constexpr std::array<LlamaKind, 8> kLlamaKinds{{
-    {"llama", "LlamaForCausalLM", 0, bits({kBiases, kMlpBiases})},
-    {"mistral", "MistralForCausalLM", bits({kWindow}), 0},
-    {"qwen2", "Qwen2ForCausalLM", bits({kInputBiases}), bits({kWindow, kSomeWindows})},
-    {"qwen3", "Qwen3ForCausalLM", bits({kQkNorm}), bits({kBiases, kWindow, kSomeWindows})},
-    {"smollm3", "SmolLM3ForCausalLM", bits({kUnrotated}), bits({kBiases, kMlpBiases, kWindow, kSomeWindows})},
-    {"phi3", "Phi3ForCausalLM", bits({kFused}), bits({kWindow, kPartial, kRecompute})},
-    {"granite", "GraniteForCausalLM", bits({kScales}), bits({kBiases, kMlpBiases})},
-    {"olmo2", "Olmo2ForCausalLM", bits({kWideQkNorm, kNormsAfter}), bits({kBiases})},
+    {"llama", "LlamaForCausalLM", 0, feature_bits({kBiases, kMlpBiases})},
+    {"mistral", "MistralForCausalLM", feature_bits({kWindow}), 0},
+    {"qwen2", "Qwen2ForCausalLM", feature_bits({kInputBiases}), feature_bits({kWindow, kSomeWindows})},
+    {"qwen3", "Qwen3ForCausalLM", feature_bits({kQkNorm}), feature_bits({kBiases, kWindow, kSomeWindows})},
+    {"smollm3", "SmolLM3ForCausalLM", feature_bits({kUnrotated}),
+     feature_bits({kBiases, kMlpBiases, kWindow, kSomeWindows})},
+    {"phi3", "Phi3ForCausalLM", feature_bits({kFused}), feature_bits({kWindow, kPartial, kRecompute})},
+    {"granite", "GraniteForCausalLM", feature_bits({kScales}), feature_bits({kBiases, kMlpBiases})},
+    {"olmo2", "Olmo2ForCausalLM", feature_bits({kWideQkNorm, kNormsAfter}), feature_bits({kBiases})},
 }};
 
 // Throws an Error that begins with `op` if there is none.
-const LlamaKind& kind_of(const nn::LlamaConfig& c, const char* op) {
+const LlamaKind& llama_kind_of(const nn::LlamaConfig& c, const char* op) {
   unsigned features = 0;
   std::string names;
   for (std::size_t i = 0; i < kFeatures.size(); ++i) {
@@ -234,7 +235,7 @@ const LlamaKind& kind_of(const nn::LlamaConfig& c, const char* op) {
 }
 
 JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
-  const LlamaKind& kind = kind_of(c, "save_pretrained");
+  const LlamaKind& kind = llama_kind_of(c, "save_pretrained");
   const std::int64_t head_width = head_width_of(c);
   const bool is_phi3 = kind.type == "phi3";
   JsonValue::Object entries{{"model_type", json(std::string(kind.type))},
@@ -255,7 +256,7 @@ JsonValue::Object llama_entries(const nn::LlamaConfig& c) {
                             {"sliding_window", c.window > 0 ? json(c.window) : JsonValue{}},
                             {"bos_token_id", {}},
                             {"eos_token_id", {}}};
-  const auto may_have = [&](Feature feature) { return ((kind.may_have >> feature) & 1U) != 0; };
+  const auto may_have = [&](LlamaFeature feature) { return ((kind.may_have >> feature) & 1U) != 0; };
   if (c.window > 0 && may_have(kSomeWindows)) {
     entries["layer_types"] = layer_types(
         c.windowed_layers.empty() ? std::vector<bool>(static_cast<std::size_t>(c.layers), true) : c.windowed_layers);
@@ -454,10 +455,10 @@ GgufMetadata llama_gguf(const nn::LlamaConfig& c) {
   const std::string architecture = llama_architecture(c);
   const bool is_phi3 = architecture == "phi3";
   if (is_phi3 || architecture == "granite" || architecture == "olmo2") {
-    check(kind_of(c, "save_gguf").type == architecture && (architecture != "olmo2" || !c.qkv_bias),
+    check(llama_kind_of(c, "save_gguf").type == architecture && (architecture != "olmo2" || !c.qkv_bias),
           "save_gguf: llama.cpp has no {} with these options", architecture);
   }
-  for (const Feature feature : {kWideQkNorm, kPartial}) {
+  for (const LlamaFeature feature : {kWideQkNorm, kPartial}) {
     check(!kFeatures[feature].has(c) || is_phi3 || architecture == "olmo2", "save_gguf: llama.cpp's {} has no {}",
           architecture, kFeatures[feature].name);
   }

@@ -22,14 +22,14 @@ void join_rows(const std::vector<FusedRows>& fused, StateDict& tensors) {
       }
       Tensors rows;
       for (const auto& [part, count] : f.parts) {
-        const std::string name = before + std::string(part) + after;
+        const std::string name = fmt::format("{}{}{}", before, part, after);
         rows.push_back(tensors.at(name));
         if (part != first) {
           tensors.erase(name);
         }
       }
       at = tensors.erase(at);
-      tensors.emplace(before + std::string(f.layer) + after, cat(rows, 0));
+      tensors.emplace(fmt::format("{}{}{}", before, f.layer, after), cat(rows, 0));
     }
   }
 }

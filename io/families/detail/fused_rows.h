@@ -2,6 +2,8 @@
 
 // Tensors of the files that hold the rows of several of a model's tensors, one below the other.
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -51,7 +53,7 @@ void split_rows(const std::vector<FusedRows>& fused, std::map<std::string, Entry
       for (const auto& [part, count] : f.parts) {
         rows(whole) = slice(all, 0, begin, begin + count);
         begin += count;
-        const std::string name = before + std::string(part) + after;
+        const std::string name = fmt::format("{}{}{}", before, part, after);
         check(entries.emplace(name, whole).second, "{}: two tensors of the files have the name \"{}\" in the model",
               what, name);
       }

@@ -30,8 +30,7 @@ struct AttentionProblem {
 };
 
 /// The implementations that support a call, best first. `composed` is always included, and alone for capped scores and
-/// sinks.
-/// For a window it stands for attention by blocks of queries.
+/// sinks. For a window it stands for attention by blocks of queries.
 /// Whether cuDNN and the flash kernel are available, and support the strides, is checked separately.
 ///
 /// On the CPU, the backward of the blocked kernel has one thread per key head, so composed attention is faster with few
@@ -41,7 +40,6 @@ struct AttentionProblem {
 /// on GPUs with wgmma, and otherwise cuDNN, except for
 /// - lengths that are not a multiple of 64: cuDNN compiles a kernel for each shape, which takes 50 to 800 ms;
 /// - B · H · T · S elements of 16 bits that take more than 1 GiB, since cuDNN's deterministic backward stores them.
-/// With a window, cuDNN is 2.5 to 5 times as fast as blocks of queries, so it may store 4 GiB.
 std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem);
 
 }  // namespace mica
