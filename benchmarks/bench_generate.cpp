@@ -1,10 +1,11 @@
-// Text generation by a Llama with random weights: the time of the prompt and of each step after it, and the rate at
-// which steps read the weights.
+// Text generation by a Llama with random weights or those of a file: the time of the prompt and of each step after it,
+// and the rate at which steps read the weights.
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -17,6 +18,7 @@
 #include <mica/core/parallel.h>
 #include <mica/core/rng.h>
 #include <mica/infer/generate.h>
+#include <mica/io/pretrained.h>
 #include <mica/nn/quantized_linear.h>
 
 using namespace mica;
@@ -36,10 +38,10 @@ struct Options {
                         .width = 1024,
                         .hidden = 4096,
                         .rotary = {.theta = 500000}};
-  std::string device = "auto", dtype = "bfloat16", json;
+  std::string device = "auto", dtype = "bfloat16", file, json;
   std::int64_t batch = 1, prompt = 16, tokens = 256, prefill = 2048;
   int bits = 16, threads = 0, repeats = 3;
-  bool no_graph = false;
+  bool no_graph = false, exact = false;
   double temperature = 0, peak_tflops = 989;
 };
 
@@ -60,9 +62,10 @@ double bytes_of_step(const nn::Llama& llama) {
   return bytes;
 }
 
-struct StepTime {
-  double mean;   // microseconds
+struct StepTime {  // microseconds
+  double mean;
   double least;  // minimum over steps, for machines with other load
+  double cpu;    // mean time on the CPU, of all threads
 };
 
 // Times steps from the end of the first third to the last token, which excludes the prompt, the capture, and everything
@@ -72,6 +75,7 @@ StepTime step_time(nn::Llama& llama, const Options& o) {
   const std::int64_t skipped = o.tokens / 3;
   std::int64_t seen = 0;
   Clock::time_point begin, end;
+  std::clock_t cpu_begin = 0, cpu_end = 0;
   double least = std::numeric_limits<double>::infinity();
   const auto us_between = [](Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double, std::micro>(to - from).count();
@@ -88,23 +92,42 @@ StepTime step_time(nn::Llama& llama, const Options& o) {
                          ++seen;
                          if (seen == skipped) {
                            begin = now;
+                           cpu_begin = std::clock();
                          } else if (seen > skipped) {
                            least = std::min(least, us_between(end, now));
                          }
                          end = now;
+                         cpu_end = std::clock();
                          return true;
                        },
+                   .round_activations = !o.exact,
                    .cuda_graph = !o.no_graph});
-  return {.mean = us_between(begin, end) / static_cast<double>(o.tokens - skipped), .least = least};
+  const auto timed = static_cast<double>(o.tokens - skipped);
+  return {.mean = us_between(begin, end) / timed,
+          .least = least,
+          .cpu = 1e6 * static_cast<double>(cpu_end - cpu_begin) / CLOCKS_PER_SEC / timed};
 }
 
-// The times of the prompt in milliseconds.
-std::vector<double> prefill_ms(const nn::Llama& llama, const Options& o, Device device) {
+struct PromptTimes {
+  std::vector<double> wall;  // milliseconds
+  double cpu;                // mean
+};
+
+PromptTimes prefill_ms(const nn::Llama& llama, const Options& o, Device device) {
   const Tensor tokens = randint(0, o.model.vocab, {o.batch, o.prefill}, int64).to(device);
   infer::LlamaDecoder decoder(llama, {.batch = o.batch});
   const auto work = [&] { decoder.prefill(tokens); };
-  std::vector<double> times = on_device(device, [&](auto on) { return benchmarks::times_us(on, 10, work); });
-  for (double& time : times) {
+  const int count = device.is_cuda() ? 10 : 3;
+  std::clock_t cpu = 0;
+  const auto timed_work = [&] {
+    const std::clock_t begin = std::clock();
+    work();
+    cpu = std::clock() - begin;  // of the last one
+  };
+  PromptTimes times{};
+  times.wall = on_device(device, [&](auto on) { return benchmarks::times_us(on, count, timed_work); });
+  times.cpu = 1e3 * static_cast<double>(cpu) / CLOCKS_PER_SEC;
+  for (double& time : times.wall) {
     time /= 1e3;
   }
   return times;
@@ -113,19 +136,28 @@ std::vector<double> prefill_ms(const nn::Llama& llama, const Options& o, Device 
 // GB/s of a copy of 512 MiB: bytes read and written.
 double copy_rate(Device device) {
   const Tensor from = zeros({std::int64_t{1} << 29}, uint8, device), to = empty_like(from);
-  const double us = benchmarks::median_us(device, 20, [&] { copy_into(to, from); });
+  const double us = benchmarks::median_us(device, device.is_cuda() ? 20 : 3, [&] { copy_into(to, from); });
   return 2.0 * static_cast<double>(from.numel()) / us / 1e3;
 }
 
-void measure(const Options& o) {
+nn::Llama model_of(const Options& o, Device device) {
+  if (!o.file.empty()) {
+    return io::load_pretrained<nn::Llama>(o.file, {.device = device, .dtype = dtype_named(o.dtype)});
+  }
+  nn::Llama llama(o.model);
+  llama.to(device, dtype_named(o.dtype));
+  return llama;
+}
+
+void measure(Options o) {
   const Device device = device_named(o.device);
   if (o.threads > 0) {
     set_num_threads(o.threads);
   }
   manual_seed(1);
-  nn::Llama llama(o.model);
+  nn::Llama llama = model_of(o, device);
   llama.eval();
-  llama.to(device, dtype_named(o.dtype));
+  o.model = llama.config;
   // Products use each weight for each token; attention uses half of the keys on average.
   const double products = bytes_of_step(llama) / static_cast<double>(size_of(dtype_named(o.dtype))) -
                           static_cast<double>(o.model.vocab * o.model.width);
@@ -134,18 +166,19 @@ void measure(const Options& o) {
       static_cast<double>(o.batch) *
       (2 * products * length +
        2.0 * static_cast<double>(o.model.layers * o.model.heads * o.model.head_width) * length * length);
-  if (o.bits != 16) {
+  if (o.bits != 16 && o.file.empty()) {
     nn::quantize(llama, {.bits = o.bits});
   }
-  const std::vector<double> prefills = o.prefill > 0 ? prefill_ms(llama, o, device) : std::vector<double>{0};
-  const double prefill = benchmarks::median(prefills);
-  const double least_prefill = *std::min_element(prefills.begin(), prefills.end());
+  const PromptTimes prefills = o.prefill > 0 ? prefill_ms(llama, o, device) : PromptTimes{{0}, 0};
+  const double prefill = benchmarks::median(prefills.wall);
+  const double least_prefill = *std::min_element(prefills.wall.begin(), prefills.wall.end());
   std::vector<double> steps;
-  double least = std::numeric_limits<double>::infinity();
+  double least = std::numeric_limits<double>::infinity(), cpu = least;
   for (int i = 0; i < o.repeats; ++i) {
     const StepTime time = step_time(llama, o);
     steps.push_back(time.mean);
     least = std::min(least, time.least);
+    cpu = std::min(cpu, time.cpu);
   }
   const double us = benchmarks::median(steps);
   const double rate = bytes_of_step(llama) / us / 1e3;
@@ -160,11 +193,12 @@ void measure(const Options& o) {
   if (!o.json.empty()) {
     std::ofstream file(o.json, std::ios::app);
     file << fmt::format(
-        R"({{"who": "mica", "device": "{}", "dtype": "{}", "bits": {}, "batch": {}, "step_us": {:.2f}, "least_us": {:.2f}, )"
+        R"({{"who": "mica", "device": "{}", "dtype": "{}", "bits": {}, "batch": {}, "step_us": {:.2f}, "least_us": {:.2f}, "cpu_us": {:.2f}, )"
         R"("weights_gb_s": {:.0f}, "copy_gb_s": {:.0f}, "prompt": {}, "prefill_ms": {:.3f}, )"
-        R"("least_prefill_ms": {:.3f}, "prefill_tflops": {:.1f}}})"
+        R"("least_prefill_ms": {:.3f}, "cpu_prefill_ms": {:.3f}, "prefill_tflops": {:.1f}}})"
         "\n",
-        device, o.dtype, o.bits, o.batch, us, least, rate, copy, o.prefill, prefill, least_prefill, tflops);
+        device, o.dtype, o.bits, o.batch, us, least, cpu, rate, copy, o.prefill, prefill, least_prefill, prefills.cpu,
+        tflops);
     check(file.good(), "cannot write {}", o.json);
   }
 }
@@ -172,8 +206,9 @@ void measure(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CommandLine command_line("Times text generation by a Llama with random weights.", "bench_generate");
+  CommandLine command_line("Times text generation by a Llama.", "bench_generate");
   Options o;
+  command_line.add_option("--model", o.file, "GGUF file or folder; default: random weights of the shape below");
   command_line.add_option("--layers", o.model.layers).at_least(1).show_default();
   command_line.add_option("--heads", o.model.heads).at_least(1).show_default();
   command_line.add_option("--key-heads", o.model.key_heads).at_least(1).show_default();
@@ -194,6 +229,7 @@ int main(int argc, char** argv) {
   command_line.add_option("--device", o.device).one_of({"auto", "cpu", "cuda"}).show_default();
   command_line.add_option("--dtype", o.dtype).one_of({"float32", "float16", "bfloat16"}).show_default();
   command_line.add_flag("--no-graph", o.no_graph, "Launch the kernels of a step one by one");
+  command_line.add_flag("--exact", o.exact, "On the CPU, do not round activations to 8 bits");
   command_line.add_option("--threads", o.threads, "CPU threads; 0 uses every core").between(0, 1024);
   command_line.add_option("--repeats", o.repeats, "Number of texts per median").at_least(1).show_default();
   command_line.add_option("--peak", o.peak_tflops, "Peak TFLOP/s of the GPU").positive().show_default();

@@ -1,9 +1,14 @@
 // The loss of a Llama with weights of few bits, for the formats that mica quantizes to and for those of GGUF files.
+// "KL" is the divergence of the predicted distributions from those of float32, which varies less with the text and the
+// rounding than the loss does. "steps" is the loss of a decoder that reads one token at a time, and "rounded" the same
+// with activations of 8 bits.
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
-#include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,12 +17,18 @@
 #include <mica/autograd/grad_mode.h>
 #include <mica/core/creation.h>
 #include <mica/core/rng.h>
+#include <mica/infer/llama_decoder.h>
 #include <mica/io/file.h>
 #include <mica/io/pretrained.h>
+#include <mica/nn/clone.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
+#include <mica/ops/cross_entropy/cross_entropy.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/unary.h>
+#include <mica/ops/index/index.h>
 #include <mica/ops/reduce/reduce.h>
+#include <mica/ops/softmax/softmax.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -52,8 +63,25 @@ double bits_of(nn::Llama& model) {
 
 struct Settings {
   std::string model, data;
-  std::int64_t tokens = 768, skip = 0;
+  std::int64_t tokens = 768, skip = 0, seeds = 1, steps = 0;
   bool noise = false;
+};
+
+double loss_of_steps(const nn::Llama& model, const Tensor& tokens, const Tensor& targets, std::int64_t count,
+                     bool rounds) {
+  infer::LlamaDecoder decoder(model, {.round_activations = rounds});
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Tensor token = slice(tokens, 1, i, i + 1);
+    const Tensor logits = i == 0 ? decoder.prefill(token) : decoder.step(select(token, 1, 0));
+    sum += cross_entropy(logits, select(slice(targets, 1, i, i + 1), 1, 0)).item();
+  }
+  return sum / static_cast<double>(count);
+}
+
+/// Sums of the results of one format over the seeds.
+struct Result {
+  double bits = 0, loss = 0, square = 0, divergence = 0, steps = 0, rounded = 0;
 };
 
 void run(const Settings& s) {
@@ -68,43 +96,73 @@ void run(const Settings& s) {
   const Tensor all = from_data(std::vector<std::int64_t>(ids.begin(), ids.begin() + s.tokens + 1), {1, s.tokens + 1});
   const Tensor tokens = slice(all, 1, 0, s.tokens), targets = slice(all, 1, 1, s.tokens + 1);
 
-  const auto loaded = [&] {
-    nn::Llama model = io::load_pretrained<nn::Llama>(s.model, {.dtype = float32, .packed = false});
-    manual_seed(1);
-    for (const auto& [name, parameter] : model.named_parameters()) {
+  std::vector<std::pair<std::string, Result>> results;
+  Tensor exact_predictions;  // log probabilities (tokens, vocab) of float32
+  const auto add = [&](const std::string& name, nn::Llama& model) {
+    auto at = std::find_if(results.begin(), results.end(), [&](const auto& each) { return each.first == name; });
+    if (at == results.end()) {
+      at = results.insert(at, {name, {}});
+    }
+    const Tensor predictions = log_softmax(select(model(tokens), 0, 0), 1);
+    const double loss = -mean(gather(predictions, 1, reshape(targets, {s.tokens, 1}))).item();
+    if (name == "float32") {
+      exact_predictions = predictions;
+    }
+    at->second.divergence +=
+        sum(exp(exact_predictions) * (exact_predictions - predictions)).item() / static_cast<double>(s.tokens);
+    at->second.bits = bits_of(model);
+    at->second.loss += loss;
+    at->second.square += loss * loss;
+    if (s.steps > 0) {
+      at->second.steps += loss_of_steps(model, tokens, targets, s.steps, false);
+      at->second.rounded += loss_of_steps(model, tokens, targets, s.steps, true);
+    }
+    fmt::print(stderr, "{:32} {:.4f}\n", name, loss);
+  };
+  const std::filesystem::path file = std::filesystem::temp_directory_path() / "mica_bench_quantization.gguf";
+  for (std::int64_t seed = 1; seed <= s.seeds; ++seed) {
+    manual_seed(static_cast<std::uint64_t>(seed));
+    nn::Llama exact = io::load_pretrained<nn::Llama>(s.model, {.dtype = float32, .packed = false});
+    for (const auto& [name, parameter] : exact.named_parameters()) {
       if (s.noise && parameter.dim() == 2) {
         add_noise(parameter);
       }
     }
-    return model;
-  };
-  const auto report = [&](const std::string& name, nn::Llama& model) {
-    fmt::print("{:44} {:7.4f} {:6.2f}\n", name, model.loss(tokens, targets).item(), bits_of(model));
-    std::fflush(stdout);
-  };
-  fmt::print("{:44} {:>7} {:>6}\n", "", "loss", "bits");
-  nn::Llama exact = loaded();
-  report("float32", exact);
-  using Scheme = QuantizationScheme;
-  for (const auto& [name, options, head] : {std::tuple{"4 bits", QuantizeOptions{}, 8},
-                                            {"4 bits, groups of 32", {.group_size = 32}, 8},
-                                            {"4 bits, head in 4", {}, 4},
-                                            {"4 bits, zero rounded", {.scheme = Scheme::asymmetric}, 8},
-                                            {"4 bits, zero rounded, head in 4", {.scheme = Scheme::asymmetric}, 4},
-                                            {"8 bits", {.bits = 8}, 8}}) {
-    nn::Llama model = loaded();
-    nn::quantize(model, options, head);
-    report(name, model);
-  }
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / "mica_bench_quantization.gguf";
-  for (const auto& [name, type, head] : {std::tuple{"GGUF Q4_0, head in Q8_0", io::GgufType::q4_0, io::GgufType::q8_0},
-                                         {"GGUF Q4_K, head in Q6_K", io::GgufType::q4_k, io::GgufType::q6_k}}) {
-    const std::map<std::string, io::GgufType> types{{"token_embd.weight", head}, {"output.weight", head}};
-    io::save_gguf(file, exact, {}, {.matrices = type, .vectors = io::GgufType::f32, .types = types});
-    nn::Llama model = io::load_pretrained<nn::Llama>(file, {.dtype = float32});
-    report(name, model);
+    add("float32", exact);
+    using Scheme = QuantizationScheme;
+    const auto add_quantized = [&](const std::string& name, const auto& quantize) {
+      nn::Llama model = nn::clone(exact);
+      quantize(model);
+      add(name, model);
+    };
+    add_quantized("4 bits, on the CPU", [](nn::Llama& model) { nn::quantize(model, 4); });
+    for (const auto& [name, options, head] : {std::tuple{"4 bits, on a GPU", QuantizeOptions{}, 8},
+                                              {"head in 4", {}, 4},
+                                              {"groups of 32", {.group_size = 32}, 8},
+                                              {"zero rounded", {.scheme = Scheme::asymmetric}, 8},
+                                              {"8 bits", {.bits = 8}, 8}}) {
+      add_quantized(name,
+                    [&, options = options, head = head](nn::Llama& model) { nn::quantize(model, options, head); });
+    }
+    for (const auto& [name, type, head] :
+         {std::tuple{"GGUF Q4_0, head in Q8_0", io::GgufType::q4_0, io::GgufType::q8_0},
+          {"GGUF Q8_0", io::GgufType::q8_0, io::GgufType::q8_0}}) {
+      const std::map<std::string, io::GgufType> types{{"token_embd.weight", head}, {"output.weight", head}};
+      io::save_gguf(file, exact, {}, {.matrices = type, .vectors = io::GgufType::f32, .types = types});
+      nn::Llama model = io::load_pretrained<nn::Llama>(file, {.dtype = float32});
+      add(name, model);
+    }
   }
   std::filesystem::remove(file);
+  fmt::print("{:32} {:>6} {:>8} {:>10} {:>8}{}\n", "", "bits", "loss", "deviation", "KL",
+             s.steps > 0 ? "    steps  rounded" : "");
+  const auto count = static_cast<double>(s.seeds);
+  for (const auto& [name, r] : results) {
+    const double mean = r.loss / count;
+    fmt::print("{:32} {:6.2f} {:8.4f} {:10.4f} {:8.4f}", name, r.bits, mean,
+               std::sqrt(std::max(0.0, r.square / count - mean * mean)), r.divergence / count);
+    fmt::print("{}\n", s.steps > 0 ? fmt::format(" {:8.4f} {:8.4f}", r.steps / count, r.rounded / count) : "");
+  }
 }
 
 }  // namespace
@@ -116,6 +174,8 @@ int main(int argc, char** argv) {
   command_line.add_option("--data", s.data, "Text").required();
   command_line.add_option("--tokens", s.tokens, "Number of tokens of the text").at_least(1);
   command_line.add_option("--skip", s.skip, "Bytes of the text to skip").at_least(0);
+  command_line.add_option("--seeds", s.seeds, "Number of times, with other noise; results are means").at_least(1);
+  command_line.add_option("--steps", s.steps, "Number of tokens that are also read one at a time").at_least(0);
   command_line.add_flag("--noise", s.noise, "Take the weights of a file of 4 bits off their grid");
   return command_line.run(argc, argv, [&] { run(s); });
 }

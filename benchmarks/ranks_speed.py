@@ -110,13 +110,13 @@ class Session:
         return rows
 
 
-def share(rows, run, base, n, kind="ms"):
+def share(rows, run, base, n):
     """The share of n times the speed of one GPU: of the slower GPU, since ranks wait for it, and of the faster one."""
-    ones = [row[kind] for row in rows if row["run"] == base]
-    many = [row[kind] for row in rows if row["run"] == run]
+    ones = [row["ms"] for row in rows if row["run"] == base]
+    many = [row["ms"] for row in rows if row["run"] == run]
     if ones and many:
-        print(f"{run} / ({n} x {base}), {kind}: {max(ones) / many[0]:.4f} of the slower GPU, {min(ones) / many[0]:.4f} "
-              "of the faster", flush=True)
+        print(f"{run} / ({n} x {base}): {max(ones) / many[0]:.4f} of the slower GPU, {min(ones) / many[0]:.4f} of the "
+              "faster", flush=True)
 
 
 def main():
@@ -142,6 +142,14 @@ def main():
             arguments.traces.mkdir(parents=True, exist_ok=True)
             return ["--trace", arguments.traces / f"trace_{name}.json"]
 
+        def at_batch(batch):
+            session.train(f"one {batch} plain", "each", ["--batch", batch, "--phases"])
+            session.train(f"one {batch} graph", "each", ["--batch", batch, "--graph"])
+            for graph in ([], ["--graph"]):
+                for kind, options in (("data", []), ("zero", ["--zero"])):
+                    session.train(f"{kind} {batch} 25{' graph' if graph else ''}", n,
+                                  ["--batch", batch, *options, *graph])
+
         if "collectives" in arguments.only:
             out = session.folder / "collectives.jsonl"
             texts = session.run("collectives", [arguments.bin / "bench_collectives", "--json", out], session.ranks(n))
@@ -150,25 +158,26 @@ def main():
                 for line in out.read_text().splitlines():
                     session.add({"run": "collectives", **json.loads(line)})
         if "main" in arguments.only:
-            session.train("one graph", "each", ["--batch", 32, "--graph"])
-            session.train("one plain 32", "each", ["--batch", 32, "--phases"])
-            session.train("data 32 25", n, ["--batch", 32])
-            session.train("zero 32 25", n, ["--batch", 32, "--zero"])
-            session.train("data 32 25 traced", n, ["--batch", 32, *trace("data")])
-            session.train("zero 32 25 traced", n, ["--batch", 32, "--zero", *trace("zero")])
+            at_batch(32)
+            if arguments.traces is not None:
+                session.train("data 32 25 traced", n, ["--batch", 32, *trace("data")])
+                session.train("zero 32 25 traced", n, ["--batch", 32, "--zero", *trace("zero")])
         if "points" in arguments.only:
+            for batch in (8, 4):
+                at_batch(batch)
             for bucket in (5, 100):
                 for kind, options in (("data", []), ("zero", ["--zero"])):
                     session.train(f"{kind} 32 {bucket}", n, ["--batch", 32, "--bucket-mib", bucket, *options])
-            for batch in (8, 4, 16):
-                session.train(f"one plain {batch}", "each", ["--batch", batch, "--phases"])
-                session.train(f"data {batch} 25", n, ["--batch", batch])
-                session.train(f"zero {batch} 25", n, ["--batch", batch, "--zero"])
         if "settings" in arguments.only:
-            session.train("data 32 25 graph", n, ["--batch", 32, "--graph"])
-            session.train("data 32 25 float32", n, ["--batch", 32, "--reduce-float32"])
-            for most in (4, 8, 16):
-                session.train(f"data 32 25 ctas {most}", n, ["--batch", 32], {"NCCL_MAX_CTAS": str(most)})
+            graph = ["--batch", 32, "--graph"]
+            for most in (2, 4, 8, 16):
+                session.train(f"data 32 25 graph ctas {most}", n, graph, {"NCCL_MAX_CTAS": str(most)})
+            session.train("data 32 25 graph registered", n, graph, {"NCCL_GRAPH_REGISTER": "1"})
+            session.train("data 32 25 graph registered ctas 4", n, graph,
+                          {"NCCL_GRAPH_REGISTER": "1", "NCCL_MAX_CTAS": "4"})
+            for bucket in (8, 64, 128):
+                session.train(f"data 32 {bucket} graph", n, [*graph, "--bucket-mib", bucket])
+            session.train("data 32 25 graph float32", n, [*graph, "--reduce-float32"])
         if arguments.torch:
             script = pathlib.Path(__file__).parent / "train_peers.py"
             out = session.folder / "ddp.json"
@@ -178,10 +187,10 @@ def main():
                 for line in out.read_text().splitlines():
                     session.add({"run": "torch", **json.loads(line)})
                 print(out.read_text(), flush=True)
-        for kind in ("ms", "mean_ms"):
-            for run in ("data 32 25", "zero 32 25", "data 32 25 graph"):
-                for base in ("one graph", "one plain 32"):
-                    share(session.rows, run, base, n, kind)
+        for batch in (32, 8, 4):
+            for kind in ("data", "zero"):
+                for run in (f"{kind} {batch} 25", f"{kind} {batch} 25 graph"):
+                    share(session.rows, run, f"one {batch} graph", n)
     return 0
 
 

@@ -77,10 +77,11 @@ class Collectives:
 class Step:
     """One GPU's step: its parameters and when their gradients are complete, in the order of registration."""
 
-    def __init__(self, row):
+    def __init__(self, row, ms):
+        """`row` has the phases of a plain step. `ms` is the time of a step, plain or from a CUDA graph."""
         phases = row["phases"]
-        scale = row["ms"] / phases["step"]  # the marks between the kernels take some time
-        self.ms = row["ms"]
+        scale = ms / phases["step"]  # the marks between the kernels take some time
+        self.ms = ms
         self.width = row["width"]
         self.batch = row["batch"]
         self.backward_end = phases["backward"] * scale
@@ -172,24 +173,26 @@ def main():
         return max(0.0, row["slowdown"]), max(0.0, row["stretch"])
 
     # The slower GPU, since the other one waits for it.
-    steps = {}
+    slowest = {}
     for row in rows:
-        if "phases" in row and row["ranks"] == 1:
-            known = steps.get(row["batch"])
-            if known is None or row["ms"] > known.ms:
-                steps[row["batch"]] = Step(row)
-    for batch, step in sorted(steps.items()):
-        print(f"one GPU, batch {batch:2}: {step.ms:8.3f} ms, backward ends at {step.backward_end:.3f}, "
-              f"optimizer {step.optimizer:.3f}")
+        if row["run"].startswith("one "):
+            key = row["batch"], row["graph"]
+            if key not in slowest or row["ms"] > slowest[key]["ms"]:
+                slowest[key] = row
+    steps = {(batch, graph): Step(slowest[batch, False], row["ms"])
+             for (batch, graph), row in slowest.items() if (batch, False) in slowest}
+    for (batch, graph), step in sorted(steps.items()):
+        print(f"one GPU, batch {batch:2}{' graph' if graph else '      '}: {step.ms:8.3f} ms, backward ends at "
+              f"{step.backward_end:.3f}, optimizer {step.optimizer:.3f}")
     ranks = measured[0]["ranks"]
     collectives = Collectives(measured, ranks, ranks)
     print(f"\n{'run':22} {'measured':>9} {'predicted':>9} {'error':>7}   of {ranks} x one GPU")
     worst = 0
     for row in rows:
         words = row["run"].split()
-        if row["run"] == "collectives" or words[0] not in ("data", "zero") or len(words) != 3:
+        if words[0] not in ("data", "zero") or (len(words) != 3 and words[3:] != ["graph"]):
             continue
-        step = steps.get(row["batch"])
+        step = steps.get((row["batch"], row["graph"]))
         if step is None:
             continue
         ms, _ = predict(step, words[0], row["bucket_mib"], collectives, *factors(row["bucket_mib"]))
@@ -198,8 +201,8 @@ def main():
         print(f"{row['run']:22} {row['ms']:9.3f} {ms:9.3f} {100 * error:6.2f}%   {step.ms / row['ms']:.4f} measured, "
               f"{step.ms / ms:.4f} predicted")
     print(f"largest error {100 * worst:.2f} %\n")
-    if 32 in steps:
-        step = steps[32]
+    step = steps.get((32, True), steps.get((32, False)))
+    if step is not None:
         for n, per_machine in ((ranks, ranks), (8, 8), (64, 8)):
             of_n = Collectives(measured, n, per_machine)
             for kind in ("data", "zero"):

@@ -31,6 +31,11 @@ namespace detail {
 
 Capture* current_capture() { return current; }
 
+void after_each_replay(std::function<void()> f) {
+  check(is_capturing(), "after_each_replay: expected a capture");
+  current->after.push_back(std::move(f));
+}
+
 Capturing::Capturing(Capture& capture) : outer_(std::exchange(current, &capture)) {}
 
 Capturing::~Capturing() { current = outer_; }

@@ -31,12 +31,17 @@ struct CapturedRandom;  // core/rng.cpp
 /// What a graph stores in addition to the captured kernels.
 struct Capture {
   Device device;
-  std::vector<std::function<void()>> calls;  // before each replay
-  std::shared_ptr<CapturedRandom> random;    // null until a random tensor is drawn
+  std::vector<std::function<void()>> calls;    // before each replay
+  std::shared_ptr<CapturedRandom> random;      // null until a random tensor is drawn
+  std::vector<std::function<void()>> after{};  // after the launch of each replay
 };
 
 /// This thread's capture, or null.
 Capture* current_capture();
+
+/// While this thread captures a CUDA graph: calls f after the launch of each replay, with the graph's stream as the
+/// current one. The graph owns f.
+void after_each_replay(std::function<void()> f);
 
 /// Marks this thread as capturing until the end of scope.
 class Capturing {

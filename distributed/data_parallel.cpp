@@ -106,6 +106,8 @@ struct DataParallel::State {
   void arrived(std::size_t i);
   void start(Bucket& bucket);
   void finish(Bucket& bucket);
+  void forget(Bucket& bucket);
+  void count_step();
 };
 
 DataParallel::State::State(const nn::Module& module, const Group& ranks, const DataParallelOptions& given)
@@ -187,7 +189,6 @@ void DataParallel::State::arrived(std::size_t i) {
 // Copies the gradients into a new buffer and removes them. Copying costs a pass over the gradients, but backward can
 // allocate each gradient anywhere, and both copies are never kept at once.
 void DataParallel::State::start(Bucket& bucket) {
-  check_not_capturing("DataParallel of several ranks");
   const DType dtype = size_of(bucket.dtype) == 2 ? options.reduce_dtype.value_or(bucket.dtype) : bucket.dtype;
   const auto count = static_cast<std::int64_t>(bucket.members.size());
   for (const std::size_t i : bucket.members) {
@@ -214,6 +215,10 @@ void DataParallel::State::start(Bucket& bucket) {
       to.push_back(part_of(buffer, shape, parameter.offset));
       from.push_back(gradient);
     } else {
+      mica::check(!is_capturing(),
+                  "{}: parameter \"{}\" has no gradient, so the host has to read whether another rank has one; this "
+                  "cannot be captured into a CUDA graph",
+                  kWho, parameter.name);
       fill_data(part_of(buffer, shape, parameter.offset), 0);
     }
   }
@@ -221,11 +226,13 @@ void DataParallel::State::start(Bucket& bucket) {
   if (std::find(flags.begin(), flags.end(), 0.0F) != flags.end()) {
     copy_into(flags_in_buffer, from_data(flags, {count}));
   } else {
-    if (!bucket.all_present.defined()) {
-      bucket.all_present = full({count}, 1, bucket.dtype, bucket.device);
+    const Tensor ones =
+        bucket.all_present.defined() ? bucket.all_present : full({count}, 1, bucket.dtype, bucket.device);
+    if (!is_capturing()) {  // otherwise only replays fill it
+      bucket.all_present = ones;
     }
     to.push_back(flags_in_buffer);
-    from.push_back(bucket.all_present);
+    from.push_back(ones);
   }
   copy_all_into(to, from);
   bucket.work = group.start_all_reduce(buffer, Reduction::mean);
@@ -247,11 +254,24 @@ void DataParallel::State::finish(Bucket& bucket) {
     Trained& parameter = trained[bucket.members[k]];
     parameter.tensor.set_grad(flags[k] > 0 ? part_of(bucket.buffer, parameter.tensor.shape(), parameter.offset)
                                            : Tensor{});
-    parameter.arrived = false;
+  }
+  forget(bucket);
+}
+
+void DataParallel::State::forget(Bucket& bucket) {
+  for (const std::size_t i : bucket.members) {
+    trained[i].arrived = false;
   }
   bucket.missing = bucket.members.size();
   bucket.buffer = {};
   bucket.work = {};
+}
+
+void DataParallel::State::count_step() {
+  ++step;
+  if (group.size() > 1 && options.check_every > 0 && step % options.check_every == 0) {
+    detail::check_same_values(kWho, group, step, parameters, device);
+  }
 }
 
 DataParallel::DataParallel(const nn::Module& module, const Group& group, DataParallelOptions options)
@@ -261,9 +281,6 @@ DataParallel::DataParallel(DataParallel&&) noexcept = default;
 
 void DataParallel::wait() const {
   State& state = *state_;
-  if (state.group.size() > 1) {
-    check_not_capturing("DataParallel of several ranks");
-  }
   const autograd::InferenceMode ordinary(false);  // gradients outlive an inference mode around this
   const autograd::NoGrad guard;
   for (const auto& [name, tensor] : state.frozen) {
@@ -283,13 +300,18 @@ void DataParallel::wait() const {
     state.finish(bucket);
   }
   state.started = 0;
-  ++state.step;
   if (state.options.check_gradients && state.group.size() > 1) {
-    detail::check_no_fault(kWho, state.group, state.step, std::exchange(state.fault, ""), state.device);
+    detail::check_no_fault(kWho, state.group, state.step + 1, std::exchange(state.fault, ""), state.device);
   }
-  if (state.options.check_every > 0 && state.step % state.options.check_every == 0) {
-    check(state.step);
+  on_each_replay([kept = state_.pointer()] { kept->count_step(); });
+}
+
+void DataParallel::discard() const {
+  for (Bucket& bucket : state_->buckets) {
+    state_->forget(bucket);
   }
+  state_->started = 0;
+  state_->fault.clear();
 }
 
 DataParallel::Accumulating DataParallel::accumulate(bool on) const {

@@ -50,8 +50,12 @@ struct DataParallelOptions {
 ///
 /// With a group of one, it does nothing. With several ranks, the means have the same bits on each rank and in each run
 /// with the same layout of ranks. All ranks must call the constructor, wait() and check() together. Does not support
-/// backward on two threads at once or in a captured CUDA graph. Construct it when the module has all its parameters,
-/// with their final dtype and device. The module may be moved or destroyed.
+/// backward on two threads at once. Construct it when the module has all its parameters, with their final dtype and
+/// device. The module may be moved or destroyed.
+///
+/// On GPUs, backward and wait() can be captured together in a CUDA graph, after a first step without one. Each replay
+/// counts as a wait(). Throws during a capture if a parameter has no gradient, and with check_gradients, since both
+/// need the host.
 ///
 /// While a DataParallel of several ranks exists, a backward that throws may have changed gradients. If the program
 /// continues, the rank must still call wait(), as the others do, and discard the gradients.
@@ -70,6 +74,10 @@ class DataParallel {
   /// ranks have a gradient for a parameter, it counts as zero on the others; if none has, it stays undefined. Throws if
   /// a collective fails.
   void wait() const;
+  /// Forgets a backward after which wait() will not be called: gradients whose reduction has started are lost. For a
+  /// step that failed on all ranks, such as one that could not be captured. Does not communicate, but all ranks must
+  /// call it.
+  void discard() const;
 
   struct State;
   class [[nodiscard]] Accumulating;

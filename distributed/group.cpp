@@ -62,15 +62,34 @@ void copy_elements(const Tensor& from, const Tensor& into) {
   }
 }
 
+// A collective that becomes a part of a CUDA graph. Each replay records it in the log.
+template <class Start>
+Work capture_call(const char* op, const GroupState& group, const Call& call, const Start& start) {
+  if (!call.on_gpu) {
+    check_not_capturing(op);
+  }
+  const std::shared_ptr<detail::Transfer> transfer = start();
+  if (const auto coordinator = group.coordinator) {
+    on_each_replay([coordinator, op] { coordinator->check(op); });
+    mica::detail::after_each_replay(
+        [log = group.log, call, transfer] { log->attach(log->begin(call), transfer->replayed(), true); });
+  }
+  return Work(transfer);
+}
+
 // Runs a collective and records it in the log, so that the other ranks can detect failures.
 template <class Start>
 Work start_call(const char* op, const GroupState& group, const Call& call, const Start& start) {
   const ProfileRange range(op);
-  check_not_capturing(op);  // collectives in a replay would not be in the log
+  if (group.coordinator != nullptr) {
+    group.coordinator->check(op);
+  }
+  if (is_capturing()) {
+    return capture_call(op, group, call, start);
+  }
   if (group.coordinator == nullptr) {
     return Work(start());
   }
-  group.coordinator->check(op);
   const std::uint64_t number = group.log->begin(call);
   std::shared_ptr<detail::Transfer> transfer;
   try {

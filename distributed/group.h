@@ -52,6 +52,10 @@ class Work {
 /// Each collective has an asynchronous form, start_…(), which returns at once. Do not read or write its tensors before
 /// Work::wait() has returned. On a GPU, it runs on a separate stream, after the work that is already queued on the
 /// current stream.
+///
+/// Collectives of tensors on a GPU can be captured in a CUDA graph, except for a group's first one, and each replay
+/// repeats them. All ranks must capture the same ones, wait for each of them before the capture ends, and replay them
+/// in the same order relative to other collectives.
 class Group {
  public:
   /// A group of this process alone.

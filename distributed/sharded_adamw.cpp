@@ -306,7 +306,6 @@ void ShardedAdamW::look_for_fault(std::size_t i) const {
 
 // The checks that need no other rank.
 void ShardedAdamW::check_step(const optim::StepOptions& options) const {
-  check_not_capturing(kName);
   check(!options.max_grad_norm || *options.max_grad_norm >= 0, "{}: expected max_grad_norm >= 0, got {}", kName,
         options.max_grad_norm.value_or(0));
   for (const Bucket& bucket : buckets_) {
@@ -329,6 +328,20 @@ void ShardedAdamW::check_step(const optim::StepOptions& options) const {
 
 // Returns whether any rank has a gradient, for each parameter.
 std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options) const {
+  const auto has_gradient = [&](const Parameter& parameter) {
+    return overlap_ ? parameter.present : parameter.tensor.grad().defined();
+  };
+  if (is_capturing()) {
+    check_step(options);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      check(
+          has_gradient(parameters_[i]),
+          "{}: parameter {} of shape {} has no gradient, so the ranks have to agree on the host whether it is updated; "
+          "this cannot be captured into a CUDA graph",
+          kName, i, parameters_[i].tensor.shape());
+    }
+    return std::vector<bool>(parameters_.size(), true);
+  }
   constexpr std::size_t kHead = 1 + sizeof(std::int64_t);  // failed, hash of the options
   std::vector<std::uint8_t> row(kHead + parameters_.size());
   std::exception_ptr error;
@@ -339,15 +352,14 @@ std::vector<bool> ShardedAdamW::agree_on_step(const optim::StepOptions& options)
     row[0] = 1;
   }
   Hash hash;
-  hash.add(steps_).add(std::int64_t{options.scaler != nullptr}).add(options.max_grad_norm.value_or(-1));
+  hash.add(*steps_).add(std::int64_t{options.scaler != nullptr}).add(options.max_grad_norm.value_or(-1));
   for (std::size_t g = 0; g < group_count(); ++g) {
     hash.add(lr(g));
   }
   const std::int64_t value = hash.value();
   std::memcpy(&row[1], &value, sizeof(value));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
-    row[kHead + i] = (overlap_ ? parameter.present : parameter.tensor.grad().defined()) ? 1 : 0;
+    row[kHead + i] = has_gradient(parameters_[i]) ? 1 : 0;
   }
   const auto rows = detail::gather_rows(group_, row);
   check_no_rank_failed(first_of(rows), error, "step");
@@ -476,6 +488,7 @@ void ShardedAdamW::forget_gradients() {
   shard_->zero_grad();
   for (Bucket& bucket : buckets_) {
     bucket.reduced = {};
+    bucket.work = {};
     bucket.missing = bucket.parameters.size();
     bucket.complete = std::numeric_limits<std::int64_t>::max();
   }
@@ -498,7 +511,7 @@ void ShardedAdamW::gather_weights(const std::vector<bool>& has_gradient) {
     const Work work = group_.start_all_gather(own, bucket.gathered);
     bucket.flat.bump_version("all_gather");
     bucket.version = bucket.flat.version();
-    if (overlap_gather_) {
+    if (overlap_gather_ && !is_capturing()) {  // a graph ends after all that it has started
       Storage::arrive_later(bucket.flat.handle()->storage, [work] { work.wait(); });
     } else {
       works.push_back(work);
@@ -542,7 +555,7 @@ Tensor ShardedAdamW::step(const optim::StepOptions& options) {
   const Tensor norm = shard_->step(options);
   forget_gradients();
   gather_weights(has_gradient);
-  ++steps_;
+  on_each_replay([steps = steps_] { ++*steps; });
   return norm;
 }
 
@@ -555,6 +568,12 @@ void ShardedAdamW::zero_grad() {
   }
   for (const Tensor& x : parameters()) {
     x.set_grad({});
+  }
+}
+
+void ShardedAdamW::discard() {
+  if (group_.size() > 1) {
+    forget_gradients();
   }
 }
 

@@ -86,8 +86,11 @@ class ShardedAdamW {
   /// rank's gradient, unless ShardingOptions::overlap is set: then step() removes it, and if step() throws, the next
   /// step() still uses the gradient. The returned norm is that of the averaged gradients, on all ranks. With a scaler,
   /// a gradient that is not finite on any rank makes all ranks skip the step; the scalers must have the same scale.
-  /// Throws if ranks pass different options, or have different learning rates or numbers of steps. With several ranks,
-  /// it cannot be captured in a CUDA graph.
+  /// Throws if ranks pass different options, or have different learning rates or numbers of steps.
+  ///
+  /// On GPUs, a step can be captured in a CUDA graph, with its backward, after a few steps without one; not with
+  /// check_gradients, and only if all parameters have a gradient on this rank. A replay ends when the weights have been
+  /// gathered, even with overlap_gather, and does not compare the ranks' learning rates.
   Tensor step(const optim::StepOptions& options = {});
   /// Waits for the weights that are still being gathered; on a GPU, the current stream waits. See
   /// ShardingOptions::overlap_gather for when this is needed. If a collective failed, throws its Error, as any access
@@ -96,6 +99,8 @@ class ShardedAdamW {
   /// Removes the gradients of all parameters. With ShardingOptions::overlap, after a backward outside accumulate() and
   /// before step(), it also ends the reductions that backward started, so all ranks must call it.
   void zero_grad();
+  /// As DataParallel::discard(), for a backward after which step() will not be called.
+  void discard();
 
   class [[nodiscard]] Accumulating;
   /// Until the end of scope, backward only adds to the gradients of this rank. Has no effect without
@@ -160,7 +165,7 @@ class ShardedAdamW {
   bool learned_order_ = false;
   std::size_t started_ = 0;    // the first `started_` buckets of order_ have been started, or are not needed
   std::int64_t complete_ = 0;  // number of buckets whose gradients have all arrived
-  std::int64_t steps_ = 0;     // calls of step()
+  std::shared_ptr<std::int64_t> steps_ = std::make_shared<std::int64_t>(0);  // calls of step()
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;   // in the order of the parameters; empty for a group of one
   std::unique_ptr<Shard> shard_;  // AdamW of this rank's part of each parameter; parts may be empty

@@ -4,12 +4,14 @@
 #include <mica/infer/decoder.h>
 #include <mica/infer/sample.h>
 #include <mica/nn/evaluation.h>
+#include <mica/ops/quantized/round_activations.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::infer {
 
 Tensor Decoder::prefill(const Tensor& tokens, const std::vector<std::int64_t>& padding) {
   const nn::Evaluation guard;
+  const RoundActivations rounding(round_activations_);
   check(tokens.dim() == 2 && tokens.size(0) == batch() && tokens.size(1) >= 1,
         "Decoder: expected tokens of shape ({}, T), T >= 1, got {}", batch(), tokens.shape());
   cache_.clear();
@@ -26,6 +28,7 @@ Tensor Decoder::prefill(const Tensor& tokens, const std::vector<std::int64_t>& p
 
 Tensor Decoder::step(const Tensor& tokens) {
   const nn::Evaluation guard;
+  const RoundActivations rounding(round_activations_);
   check(tokens.shape() == Shape{batch()}, "Decoder: expected one token for each of {} texts, got shape {}", batch(),
         tokens.shape());
   return read(unsqueeze(tokens, 1));

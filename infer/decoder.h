@@ -13,6 +13,8 @@ namespace mica::infer {
 struct DecoderOptions {
   std::int64_t batch = 1;   ///< the number of texts
   std::int64_t window = 0;  ///< KeyValueCache::Config::window, which bounds the cache's memory; 0: no window
+  /// On the CPU, products of few rows with quantized weights round activations to 8 bits: see RoundActivations.
+  bool round_activations = true;
 };
 
 /// Continues a batch of texts with a language model, one token of each at a time:
@@ -57,7 +59,8 @@ class Decoder {
   std::int64_t context() const { return cache_.config().context > 0 ? cache_.config().context : INT64_MAX; }
 
  protected:
-  Decoder(nn::KeyValueCache cache, std::int64_t vocab) : cache_(std::move(cache)), vocab_(vocab) {}
+  Decoder(nn::KeyValueCache cache, std::int64_t vocab, bool round_activations)
+      : cache_(std::move(cache)), vocab_(vocab), round_activations_(round_activations) {}
 
   /// The logits (B, vocab) after tokens (B, T) that follow those in the cache; appends these to it.
   virtual Tensor read(const Tensor& tokens) = 0;
@@ -66,6 +69,7 @@ class Decoder {
 
  private:
   std::int64_t vocab_;
+  bool round_activations_;
 };
 
 /// A language model with a cache, such as nn::GPT.
@@ -81,7 +85,8 @@ template <CachedModel Model>
 class ComposedDecoder final : public Decoder {
  public:
   explicit ComposedDecoder(const Model& model, const DecoderOptions& options = {})
-      : Decoder(model.new_cache(options.batch, options.window), model.config.vocab), model_(model) {}
+      : Decoder(model.new_cache(options.batch, options.window), model.config.vocab, options.round_activations),
+        model_(model) {}
 
  private:
   Tensor read(const Tensor& tokens) override { return model_.next_token_logits(tokens, &cache_); }

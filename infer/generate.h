@@ -20,6 +20,7 @@ struct GenerateOptions {
   std::function<bool(std::size_t prompt, std::int64_t token)> on_token{};
   /// DecoderOptions::window, for the decoder of a model. 0: no window.
   std::int64_t window = 0;
+  bool round_activations = true;  ///< DecoderOptions::round_activations, likewise
   /// On CUDA: launch each step as a CUDA graph where possible (Decoder::step()). The tokens are the same.
   bool cuda_graph = true;
 };
@@ -49,7 +50,9 @@ template <CachedModel Model>
 std::vector<std::vector<std::int64_t>> generate(const Model& model,
                                                 const std::vector<std::vector<std::int64_t>>& prompts,
                                                 const GenerateOptions& options = {}) {
-  DecoderOf<Model> decoder(model, {.batch = std::max<std::int64_t>(1, std::ssize(prompts)), .window = options.window});
+  DecoderOf<Model> decoder(model, {.batch = std::max<std::int64_t>(1, std::ssize(prompts)),
+                                   .window = options.window,
+                                   .round_activations = options.round_activations});
   return generate(decoder, prompts, options);
 }
 

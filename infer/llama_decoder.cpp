@@ -67,7 +67,8 @@ DecoderLayer layer_of(const nn::LlamaBlock& block) {
 }  // namespace
 
 LlamaDecoder::LlamaDecoder(const nn::Llama& llama, const DecoderOptions& options)
-    : Decoder(llama.new_cache(options.batch, options.window), llama.config.vocab), llama_(llama) {
+    : Decoder(llama.new_cache(options.batch, options.window), llama.config.vocab, options.round_activations),
+      llama_(llama) {
   if (!has_layer_kernels(llama, cache_.config())) {
     return;
   }

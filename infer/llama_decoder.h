@@ -12,8 +12,9 @@ namespace mica::infer {
 /// which ones it uses:
 ///
 /// - for steps, five kernels for each layer or, for a single text, one for all layers, if has_decoder_step(). There are
-///   none for adapters, for rotary frequencies that depend on the length, and for widths of heads that
-///   mica::decode_attention() does not support;
+///   none for adapters, for rotary frequencies that depend on the length, for widths of heads that
+///   mica::decode_attention() does not support, and for what sets OLMo 2, Granite and Phi 4 mini apart: norms after
+///   each part or of whole queries, scales, and partial rotation;
 /// - for prompts, on a GPU of compute capability 9.0, kernels for many rows. There are none for quantized weights, and
 ///   for a prompt that is longer than the window.
 ///

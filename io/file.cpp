@@ -201,9 +201,16 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(const void* data, std::uint64_t bytes) {
+  write_at(size_, data, bytes);
+  size_ += bytes;
+}
+
+void AtomicFile::rewrite_start(const void* data, std::uint64_t bytes) { write_at(0, data, bytes); }
+
+void AtomicFile::write_at(std::uint64_t position, const void* data, std::uint64_t bytes) {
   const auto* at = static_cast<const std::byte*>(data);
   while (bytes > 0) {
-    const ssize_t count = ::write(descriptor_, at, std::min(bytes, kMaxBytes));
+    const ssize_t count = ::pwrite(descriptor_, at, std::min(bytes, kMaxBytes), static_cast<off_t>(position));
     if (count < 0 && errno == EINTR) {
       continue;
     }
@@ -211,6 +218,7 @@ void AtomicFile::write(const void* data, std::uint64_t bytes) {
       fail_to("write");
     }
     at += count;
+    position += static_cast<std::uint64_t>(count);
     bytes -= static_cast<std::uint64_t>(count);
   }
 }

@@ -82,16 +82,20 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(const void* data, std::uint64_t bytes);  ///< appends
+  /// Overwrites the first bytes, which were written before.
+  void rewrite_start(const void* data, std::uint64_t bytes);
   void commit();
 
  private:
   [[noreturn]] void fail_to(const char* what) const;
+  void write_at(std::uint64_t position, const void* data, std::uint64_t bytes);
   void open();
   void close_quietly();
 
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int descriptor_ = -1;
+  std::uint64_t size_ = 0;
 };
 
 /// Replaces the file by `text`, or creates it: see AtomicFile.

@@ -230,6 +230,15 @@ std::vector<std::int64_t> Tokenizer::State::encode(std::string_view text, const 
       text, options.parse_special_tokens,
       [&](std::string_view part) { encode_part(part, part.data() == text.data(), options, scratch, meter, out); },
       [&](std::int64_t token) { out.push_back(token); });
+  if (options.max_length != 0) {
+    const std::size_t around = options.add_special_tokens ? before.size() + after.size() : 0;
+    check(options.max_length > 0 && static_cast<std::size_t>(options.max_length) >= around,
+          "encode: expected a max_length of at least {}, the tokens around a text, or 0, got {}", around,
+          options.max_length);
+    const std::size_t most =
+        static_cast<std::size_t>(options.max_length) - (options.add_special_tokens ? after.size() : 0);
+    out.resize(std::min(out.size(), most));
+  }
   if (options.add_special_tokens) {
     out.insert(out.end(), after.begin(), after.end());
   }

@@ -25,6 +25,9 @@ struct EncodeOptions {
   bool add_special_tokens = true;    ///< add those that the tokenizer puts around a text, such as Llama 3's first token
   bool parse_special_tokens = true;  ///< "<|eot_id|>" in a text is that token; false: plain text, if it is untrusted
   bool refuse_unknown = false;       ///< throw an Error for text that the vocabulary lacks; see encode()
+  /// The largest number of tokens, special ones included: of a longer text, only the first are kept, as transformers'
+  /// truncation does. 0: no limit. Throws an Error if it is below the number of tokens that are put around a text.
+  std::int64_t max_length = 0;
 };
 
 struct DecodeOptions {

@@ -5,6 +5,7 @@
 #include <mica/core/progress.h>
 #include <mica/nn/lora.h>
 #include <mica/nn/quantized_linear.h>
+#include <mica/ops/quantized/quantize_two_levels.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
@@ -20,6 +21,26 @@ Tensor copy_of(const Tensor& x) {
   const Tensor result = empty_like(x);
   copy_into(result, x);
   return result;
+}
+
+// Calls f(layer, whether it is the head) for all linear layers, and returns their names.
+template <class F>
+std::vector<std::string> quantize_layers(Module& model, const F& f) {
+  const std::vector<AdaptedLayer> layers = linear_layers(model);
+  std::int64_t elements = 0;
+  for (const AdaptedLayer& layer : layers) {
+    check(!layer.layer->is_quantized(), "quantize: {} is quantized already", layer.name);
+    elements += layer.layer->weight.numel();
+  }
+  ProgressTask progress("quantizing the model", elements);
+  std::vector<std::string> names;
+  for (const AdaptedLayer& layer : layers) {
+    const std::int64_t done = layer.layer->weight.numel();
+    f(*layer.layer, layer.name == "lm_head");
+    progress.advance(done);
+    names.push_back(layer.name);
+  }
+  return names;
 }
 
 }  // namespace
@@ -44,23 +65,22 @@ std::vector<std::string> quantize(Module& model, const QuantizeOptions& options,
   for (const QuantizeOptions& each : {options, of_head}) {
     mica::quantize(zeros({1, 1}), each);  // checks the options
   }
+  return quantize_layers(model, [&](Linear& layer, bool is_head) { layer.quantize(is_head ? of_head : options); });
+}
+
+std::vector<std::string> quantize(Module& model, int bits) {
   const std::vector<AdaptedLayer> layers = linear_layers(model);
-  for (const AdaptedLayer& layer : layers) {
-    check(!layer.layer->is_quantized(), "quantize: {} is quantized already", layer.name);
+  const bool on_cpu = !layers.empty() && layers[0].layer->weight.defined() && layers[0].layer->weight.device().is_cpu();
+  if (!on_cpu || (bits != 4 && bits != 2)) {
+    return quantize(model, {.bits = bits});
   }
-  std::int64_t elements = 0;
-  for (const AdaptedLayer& layer : layers) {
-    elements += layer.layer->weight.numel();
-  }
-  ProgressTask progress("quantizing the model", elements);
-  std::vector<std::string> names;
-  for (const AdaptedLayer& layer : layers) {
-    const std::int64_t done = layer.layer->weight.numel();
-    layer.layer->quantize(layer.name == "lm_head" ? of_head : options);
-    progress.advance(done);
-    names.push_back(layer.name);
-  }
-  return names;
+  return quantize_layers(model, [bits](Linear& layer, bool is_head) {
+    const Tensor weight = transpose(layer.weight.detach(), 0, 1);
+    const bool widens = layer.out_features() > layer.in_features();
+    layer.set_quantized(is_head ? mica::quantize(weight, {.bits = 8, .group_size = 128, .dtype = float16})
+                                : quantize_two_levels(weight, {.bits = bits, .group_size = widens ? 64 : 32}),
+                        layer.weight.dtype());
+  });
 }
 
 }  // namespace mica::nn

@@ -29,14 +29,22 @@ class QuantizedLinear : public Linear {
   Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
 };
 
-/// Quantizes the weights of all linear layers of a model (Linear::quantize), including the head, but not embeddings.
+/// Quantizes the weights of all linear layers of a model to 8, 4, 2 or 1 bits, including the head, but not embeddings.
 /// Returns the names of the layers.
 ///
-///     nn::quantize(llama, {.bits = 4});
+///     nn::quantize(llama, 4);
+///
+/// The format depends on the model's device. On a GPU, and for 8 bits and 1 bit, it is that of the function below with
+/// its defaults, for which kernels are fastest. On the CPU, 4 and 2 bits have scales and zeros of two levels
+/// (quantize_two_levels): groups have 32 weights, and 64 in layers with more outputs than inputs, where rounding costs
+/// least. The head has 8 bits in groups of 128. docs/quantization.md has the losses and sizes.
+std::vector<std::string> quantize(Module& model, int bits);
+
+/// The same by Linear::quantize with options.
 ///
 /// A layer "lm_head" gets at least `head_bits`: of all layers, it is the one whose rounding costs most. With the other
 /// defaults, 4 bits take 4.5 bits a weight in float16 and bfloat16, with scales and zeros, and 5 in float32; 8 bits
-/// take 8.5 and 9. docs/pretrained.md has the measured losses. On a GPU, the kernel that computes a whole step of a
+/// take 8.5 and 9. docs/quantization.md has the measured losses. On a GPU, the kernel that computes a whole step of a
 /// Llama needs a head of as many bits as the other layers.
 ///
 /// Throws, changing nothing, if a layer is quantized already or an option is invalid. Also throws for weights that are

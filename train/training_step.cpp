@@ -63,8 +63,7 @@ TrainingStep::TrainingStep(nn::Module& model, Loss loss, Batches& batches, AnyOp
       parameters_(trained_parameters(model)),
       device_(parameters_.front().device()),
       optimizer_(group_optimizer_of(optimizer, model, options_.parallel, group)),
-      can_capture_(device_.is_cuda() && group.size() == 1),
-      graph_allowed_(can_capture_ && options_.cuda_graph) {
+      graph_allowed_(device_.is_cuda() && options_.cuda_graph) {
   check(options_.accumulate >= 1, "TrainingStep: expected at least 1 batch per step, got {}", options_.accumulate);
   check(options_.clip >= 0, "TrainingStep: expected a maximum gradient norm of at least 0, got {}", options_.clip);
   results_ = empty({device_.is_cuda() ? most_uncollected : 1, options_.accumulate + 1}, float64, device_);
@@ -136,7 +135,6 @@ void TrainingStep::resume(const io::TrainingCheckpoint& checkpoint) {
 
 void TrainingStep::give_up_graph(const std::string& reason) {
   graph_ = {};
-  graph_allowed_ = can_capture_ = false;
   graph_error_ = reason;
 }
 
@@ -147,7 +145,7 @@ void TrainingStep::load(std::size_t i, const Tensors& fields) {
     return;
   }
   if (!same_shapes(batches_[i], fields)) {
-    if (!batches_[i].empty() && (graph_allowed_ || !graph_.empty())) {
+    if (!batches_[i].empty() && graph_error_.empty() && (graph_allowed_ || !graph_.empty())) {
       give_up_graph("batches have different shapes");
     }
     batches_[i].clear();
@@ -183,7 +181,7 @@ void TrainingStep::load_batches() {
     loss_weights_.clear();
     return;
   }
-  if (graph_allowed_) {
+  if (graph_allowed_ && graph_error_.empty()) {
     give_up_graph("batches have weights");
   }
   for (double& share : loss_weights_) {
@@ -217,18 +215,35 @@ void TrainingStep::compute() {
   }
 }
 
+// Captures the step on all ranks, or on none.
+void TrainingStep::capture() {
+  graph_tried_ = true;
+  if (graph_error_.empty()) {
+    try {
+      graph_ = cuda::capture([this] { compute(); }, device_);
+    } catch (const Error& error) {
+      give_up_graph(error.what());
+    }
+  }
+  const std::vector<int> failed = detail::ranks_where(group_, graph_.empty());
+  if (!failed.empty()) {
+    optimizer_->discard();
+    if (graph_error_.empty()) {
+      give_up_graph(fmt::format("rank {} could not capture them", failed.front()));
+    }
+  }
+}
+
 // Runs the step from a CUDA graph if possible; returns whether it did.
 bool TrainingStep::replay() {
   if (!graph_allowed_ || steps_done_ - first_step_ < plain_steps) {
     return false;
   }
+  if (!graph_tried_) {
+    capture();
+  }
   if (graph_.empty()) {
-    try {
-      graph_ = cuda::capture([this] { compute(); }, device_);
-    } catch (const Error& error) {
-      give_up_graph(error.what());
-      return false;
-    }
+    return false;
   }
   graph_.replay();
   return true;

@@ -40,7 +40,7 @@ struct StepOptions {
   double ema = 0;               ///< decay of exponential moving averages of the weights (optim::Ema); 0: none
   /// The learning rate of a step, counted from 0; empty: that of the optimizer.
   std::function<double(std::int64_t step)> schedule{};
-  /// On a single GPU, replay steps from a CUDA graph, with the same bits. Batches must have the same shapes.
+  /// On GPUs, replay steps from a CUDA graph, with the same bits. Batches must have the same shapes.
   bool cuda_graph = true;
   /// Checkpoints contain only the parameters that require a gradient. The others must be the same when a run resumes.
   bool trained_only = false;
@@ -85,7 +85,8 @@ struct MemoryUse {
 /// several ranks, the weights of all training batches must be 1.
 ///
 /// A step never waits for a GPU. On a GPU, after a few ordinary steps, one step is captured as a CUDA graph and then
-/// replayed, with bit-identical results.
+/// replayed, with bit-identical results; its collectives are a part of the graph. If the step cannot be captured on all
+/// ranks, none uses a graph.
 class TrainingStep {
  public:
   /// Everything that is passed by reference must outlive this object. Training uses the model's device and dtype, which
@@ -135,7 +136,7 @@ class TrainingStep {
   };
 
   /// If false, the following steps do not use a CUDA graph.
-  void allow_graph(bool on) { graph_allowed_ = on && can_capture_; }
+  void allow_graph(bool on) { graph_allowed_ = on && device_.is_cuda(); }
   /// Why the requested CUDA graph is not used; empty otherwise.
   const std::string& graph_error() const { return graph_error_; }
 
@@ -147,6 +148,7 @@ class TrainingStep {
   void load(std::size_t i, const Tensors& fields);
   void give_up_graph(const std::string& reason);
   void compute();
+  void capture();
   bool replay();
   StateDict model_state() const;
   void load_model_state(const StateDict& state);
@@ -178,10 +180,10 @@ class TrainingStep {
   std::int64_t steps_done_ = 0;
   std::int64_t first_step_ = 0;  // taken by this process
 
-  bool can_capture_;  // false with several ranks
-  bool graph_allowed_;
+  bool graph_allowed_;        // the same on all ranks
+  bool graph_tried_ = false;  // the ranks have tried to capture a step; the same on all ranks
   std::string graph_error_;
-  cuda::Graph graph_;
+  cuda::Graph graph_;  // empty: none yet, or given up
 };
 
 }  // namespace mica::train

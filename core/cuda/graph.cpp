@@ -63,6 +63,7 @@ struct Graph::State {
       (void)cudaSetDevice(previous);
     }
     capture.calls.clear();
+    capture.after.clear();
     capture.random.reset();
     arena->abandon();
   }
@@ -94,7 +95,8 @@ Graph capture(const std::function<void()>& f, Device device) {
   const ArenaGuard memory(*state.arena, stream);
   const mica::detail::Capturing capturing(state.capture);
   const cudaGraph_t recorded = record(stream, f);
-  const cudaError_t status = cudaGraphInstantiate(&state.exec, recorded, 0);
+  // Collectives keep the priority of their stream.
+  const cudaError_t status = cudaGraphInstantiate(&state.exec, recorded, cudaGraphInstantiateFlagUseNodePriority);
   (void)cudaGraphGetNodes(recorded, nullptr, &state.nodes);
   (void)cudaGraphDestroy(recorded);
   check(status, "cudaGraphInstantiate");
@@ -111,6 +113,9 @@ void Graph::replay() const {
   }
   check(cudaGraphLaunch(state_->exec, current_stream()), "cudaGraphLaunch");
   check_launch("cuda_graph");
+  for (const std::function<void()>& call : state_->capture.after) {
+    call();
+  }
 }
 
 std::size_t Graph::node_count() const { return state_ == nullptr ? 0 : state_->nodes; }

@@ -15,7 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,18 +56,17 @@ int free_port() {
 
 std::vector<pid_t> started_ranks;
 
-// Waits for the ranks, which end by themselves when one of them fails, and returns their exit status. A rank that hangs
-// is killed.
-int wait_for_ranks() {
-  // The rank that fails first has the cause.
-  constexpr int patience = 30;  // seconds
-  int result = 0, left = static_cast<int>(started_ranks.size());
-  std::optional<std::chrono::steady_clock::time_point> failed;
-  while (left > 0) {
+int wait_for_ranks(std::chrono::milliseconds patience) {
+  int result = 0;  // of the rank that fails first, since it has the cause
+  std::set<pid_t> stopped;
+  auto last_end = std::chrono::steady_clock::now();
+  while (!started_ranks.empty()) {
     int status = 0;
-    const pid_t process = waitpid(-1, &status, WNOHANG);
+    const pid_t process = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED);
     if (process <= 0) {
-      if (failed && std::chrono::steady_clock::now() > *failed + std::chrono::seconds(patience)) {
+      // When a rank has failed, the others report that and end by themselves, except those that are stopped or hang.
+      if (result != 0 &&
+          (stopped.size() == started_ranks.size() || std::chrono::steady_clock::now() > last_end + patience)) {
         for (const pid_t rank : started_ranks) {
           (void)kill(rank, SIGKILL);
         }
@@ -75,14 +74,19 @@ int wait_for_ranks() {
       usleep(20000);
       continue;
     }
+    if (WIFSTOPPED(status)) {
+      stopped.insert(process);
+      continue;
+    }
+    stopped.erase(process);
+    if (WIFCONTINUED(status)) {
+      continue;
+    }
     std::replace(started_ranks.begin(), started_ranks.end(), process, pid_t{0});
     std::erase(started_ranks, 0);
-    --left;
+    last_end = std::chrono::steady_clock::now();
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    if (code != 0 && result == 0) {
-      result = code;
-      failed = std::chrono::steady_clock::now();
-    }
+    result = result == 0 ? code : result;
   }
   return result;
 }
@@ -101,6 +105,10 @@ void start_ranks_on_gpus(int count, char** argv) {
   const ssize_t length = readlink("/proc/self/exe", program.data(), program.size() - 1);
   check(length > 0, "--gpus: cannot find this program's path");
   program.resize(static_cast<std::size_t>(length));
+  std::exit(run_ranks(count, program, argv));
+}
+
+int run_ranks(int count, const std::string& program, char** argv, std::chrono::milliseconds patience) {
   setenv("WORLD_SIZE", std::to_string(count).c_str(), 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
@@ -128,5 +136,5 @@ void start_ranks_on_gpus(int count, char** argv) {
       }
     });
   }
-  std::exit(wait_for_ranks());
+  return wait_for_ranks(patience);
 }

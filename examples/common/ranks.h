@@ -1,5 +1,8 @@
 #pragma once
 
+#include <chrono>
+#include <string>
+
 // Helpers for programs that may run as several ranks (mpirun -n 4 program …) but behave like a single one: see also
 // mica/train/ranks.h.
 
@@ -14,3 +17,9 @@ void refuse_ranks(const char* program);
 /// the first rank that fails. In a process that already is one of `count` ranks, it just returns. Throws if there are
 /// fewer GPUs.
 void start_ranks_on_gpus(int count, char** argv);
+
+/// Starts `program` as `count` ranks on this machine, and returns the status of the first that fails, or 0. Once one
+/// has failed, the others are killed if all of them are stopped, or if none ends for as long as `patience`. Passes
+/// SIGTERM and SIGUSR1 on. For a process that does nothing else.
+int run_ranks(int count, const std::string& program, char** argv,
+              std::chrono::milliseconds patience = std::chrono::seconds(8));

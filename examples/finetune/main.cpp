@@ -286,7 +286,7 @@ void tune(Model& model, const io::Tokenizer& tokenizer, const Options& options, 
   // The fingerprint reads all weights, so only runs with checkpoints compute it.
   const std::string base = options.checkpoint.folder.empty() ? "" : fingerprint_of(model);
   if (options.bits) {
-    nn::quantize(model, {.bits = static_cast<int>(*options.bits)});
+    nn::quantize(model, static_cast<int>(*options.bits));
   }
   model.to(device);
   if (options.recompute) {

@@ -209,7 +209,7 @@ void continue_with_pretrained(Settings& settings) {
     mica::io::load_adapter(model, *settings.adapter);  // may compare the head with PEFT's, so before it is quantized
   }
   if (settings.quantize != 0) {
-    std::visit([&](auto& m) { mica::nn::quantize(m, {.bits = settings.quantize}); }, model);
+    std::visit([&](auto& m) { mica::nn::quantize(m, settings.quantize); }, model);
   }
   settings.options.stop_tokens = prompt.stop_tokens;
   Writer write(prompt.shown);
@@ -239,7 +239,7 @@ void write_text_of_own(const Settings& settings) {
   model.tokenizer.encode(prompt);  // reports a bad prompt before work that may be slow, and before anything is written
   model.gpt.to(settings.device);
   if (settings.quantize != 0) {
-    mica::nn::quantize(model.gpt, {.bits = settings.quantize});
+    mica::nn::quantize(model.gpt, settings.quantize);
   }
   Writer write(prompt);
   write_text(model, prompt, settings.options, std::ref(write));

@@ -86,9 +86,10 @@ void add_options(CommandLine& line, Options& o) {
                   "attention and positions then stay within each document; none: ignore documents")
       .one_of({"none", "begin", "end"});
   line.add_option("--device", o.device, "auto, cpu or cuda").one_of({"auto", "cpu", "cuda"});
-  line.add_option("--gpus", o.gpus,
-                  "Train on this many GPUs of this machine: starts one rank per GPU with mpirun. For ranks on the CPU "
-                  "or on several machines, run mpirun -n 4 train_transformer ...")
+  line.add_option(
+          "--gpus", o.gpus,
+          "Train on this many GPUs of this machine: starts one rank per GPU. For ranks on the CPU or on several "
+          "machines, run mpirun -n 4 train_transformer ...")
       .between(1, 1024);
   line.add_option("--steps", train.steps, "Training steps").at_least(1);
   line.add_option("--batch", o.batch, "Sequences per batch, for all ranks together").at_least(1);

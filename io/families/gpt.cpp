@@ -12,12 +12,6 @@ namespace mica::io::detail {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, GeluApproximation>, 3> kGelus{{
-    {"gelu_new", GeluApproximation::tanh},
-    {kPytorchTanh, GeluApproximation::tanh},
-    {"gelu", GeluApproximation::none},
-}};
-
 nn::GPTConfig gpt_config(const ConfigEntries& c, const std::string&) {
   nn::GPTConfig result{.vocab = c.count("vocab_size", 1, kMostTokens),
                        .context = c.count("n_positions", 1, kMostPositions),

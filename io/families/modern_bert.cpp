@@ -18,11 +18,6 @@ namespace {
 
 using nn::EncoderHead;
 
-constexpr std::array<std::pair<std::string_view, GeluApproximation>, 3> kGelus{{
-    {"gelu", GeluApproximation::none},
-    {kPytorchTanh, GeluApproximation::tanh},
-    {"gelu_new", GeluApproximation::tanh},
-}};
 constexpr std::array<std::pair<std::string_view, bool>, 2> kPoolings{{{"cls", false}, {"mean", true}}};
 
 std::vector<bool> modern_windows(const ConfigEntries& c, std::int64_t layers) {

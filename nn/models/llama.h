@@ -46,9 +46,9 @@ struct LlamaConfig {
   double embedding_scale = 1;           ///< Granite: the embeddings are multiplied by it,
   double residual_scale = 1;            ///< and so is what attention and feed-forward part add to x
   double logit_divisor = 1;             ///< Granite: of the logits
-  std::optional<double> attention_scale{};  ///< AttentionOptions::scale
-  bool fused_files =
-      false;  ///< Phi 3: files have one weight for q_proj, k_proj and v_proj, one for gate_proj and up_proj
+  std::optional<double> attention_scale{};  ///< Granite: AttentionOptions::scale
+  /// Phi 3: in files, q_proj, k_proj and v_proj are one tensor, and gate_proj and up_proj another.
+  bool fused_files = false;
 };
 
 /// Self-attention with rotary embeddings and grouped queries, x (B, T, width) to (B, T, width).

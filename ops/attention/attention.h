@@ -22,8 +22,8 @@ struct AttentionOptions {
   /// 0 aligns the first query with the first key, like PyTorch's is_causal; S − T aligns the last query with the last
   /// key, as needed if S − T keys come from a cache. In [−T, max(S, T)].
   std::int64_t causal_offset = 0;
-  /// With `causal`: query t sees only the last `window` of these keys, itself included. 0: all. Queries are processed
-  /// in blocks, each with the keys that it may see, so time and memory grow with T · window.
+  /// With `causal`: query t sees only the last `window` of these keys, itself included. 0: all. Without cuDNN's kernel,
+  /// queries are processed in blocks, each with the keys that it may see, so time and memory grow with T · window.
   std::int64_t window = 0;
   std::optional<double> scale{};  ///< multiplies the scores; 1/√D unless given
   /// Bounds the scaled scores s, before the mask: cap · tanh(s / cap), as in Gemma 2. 0: no cap. Composed only.
@@ -35,6 +35,9 @@ struct AttentionOptions {
   /// Broadcasts to (B, H, T, S). Boolean: true where the query sees the key. Floating: added to the scaled scores;
   /// differentiable.
   Tensor mask{};
+  /// (H), floating: a score of each head that joins its softmax, as that of a key whose value is 0 and that every query
+  /// sees (gpt-oss). It is neither scaled, capped nor masked; differentiable. Composed only.
+  Tensor sinks{};
   /// Any value but `automatic` throws if that implementation does not support the shapes, dtype, device or options.
   AttentionBackend backend = AttentionBackend::automatic;
 };
@@ -45,7 +48,8 @@ struct AttentionOptions {
 /// @param k  (B, Hkv, S, D), of q's dtype and device. Hkv divides H: query head h reads key head h / (H / Hkv), as in
 ///           grouped-query attention.
 /// @param v  (B, Hkv, S, Dv), of q's dtype and device.
-/// @return (B, H, T, Dv), of q's dtype. Differentiable any number of times in q, k, v and a floating mask.
+/// @return (B, H, T, Dv), of q's dtype. Differentiable any number of times in q, k, v, a floating mask and
+///         sinks.
 ///
 /// In place of B there may be any number of leading axes, equal in all three tensors. Matrices (T, D), (S, D) and
 /// (S, Dv) are a single head.

@@ -2,11 +2,14 @@
 
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/ops/attention/detail/attention_kernels.h>
 #include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
@@ -141,7 +144,27 @@ std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, doubl
           1};
 }
 
+Tensor softmax_of(const Tensor& scores, double scale, const AttentionRule& rule) {
+  if (!rule.sinks.defined()) {
+    return autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores);
+  }
+  // The sinks are a first column, which the causal mask lets every query see.
+  Shape column = scores.shape();
+  column[column.size() - 1] = 1;
+  const Tensor sinks = rule.sinks.to(scores.dtype());
+  const Tensor by_head = scores.dim() >= 3 ? reshape(sinks, {sinks.size(0), 1, 1}) : reshape(sinks, {1, 1});
+  const Tensor all = cat({expand(by_head, column), scale == 1 ? scores : scores * scale}, -1);
+  const Tensor weights = autograd::apply(AttentionWeights{1, rule.causal, rule.causal_offset + 1}, all);
+  return slice(weights, -1, 1, all.size(-1));
+}
+
 }  // namespace
+
+Tensor columns_after(std::int64_t rows, std::int64_t columns, std::int64_t shift, Device device) {
+  const Tensor row = arange(static_cast<double>(rows), int64, device);
+  const Tensor column = arange(static_cast<double>(columns), int64, device);
+  return gt(column, unsqueeze(row, 1) + static_cast<double>(shift));
+}
 
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                           const AttentionRule& rule) {
@@ -151,8 +174,7 @@ Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const Tensor products = groups.by_query_head(matmul(queries, transposed(k.to(dtype))));  // (…, H, T, S)
   const auto [scores, scale] = rule.cap > 0 ? masked(tanh(products * (rule.scale / rule.cap)), mask, rule.cap)
                                             : masked(products, mask, rule.scale);
-  const Tensor weights =
-      dropped(autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores), rule);
+  const Tensor weights = dropped(softmax_of(scores, scale, rule), rule);
   return groups.by_query_head(matmul(groups.by_key_head(weights), v.to(dtype))).to(q.dtype());
 }
 
@@ -162,7 +184,10 @@ Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Ten
   const Groups groups(q, k);
   const Tensor queries = groups.by_key_head(q.to(dtype)), keys = k.to(dtype), values = v.to(dtype);
   const Tensor douts = groups.by_key_head(dy.to(dtype));
-  const auto [scores, scale] = masked(groups.by_query_head(matmul(queries, transposed(keys))), mask, rule.scale);
+  // Only fused kernels without a mask have a window.
+  const Tensor seen =
+      rule.window == 0 ? mask : columns_after(q.size(-2), k.size(-2), rule.causal_offset - rule.window, q.device());
+  const auto [scores, scale] = masked(groups.by_query_head(matmul(queries, transposed(keys))), seen, rule.scale);
   const Tensor weights = autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores);
   const Tensor dvalues = matmul(transposed(groups.by_key_head(dropped(weights, rule))), douts);
   const Tensor dweights = dropped(groups.by_query_head(matmul(douts, transposed(values))), rule);

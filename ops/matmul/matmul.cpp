@@ -144,7 +144,8 @@ Tensor product(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 void set_float32_matmul_precision(MatmulPrecision precision) {
-  check(precision <= MatmulPrecision::tf32, "set_float32_matmul_precision: expected float32 or tf32, got {}",
+  check(precision <= MatmulPrecision::bfloat16x2,
+        "set_float32_matmul_precision: expected one of the enumerators of MatmulPrecision, got {}",
         static_cast<int>(precision));
   float32_precision = precision;
 }

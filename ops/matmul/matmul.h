@@ -16,7 +16,7 @@ namespace mica {
 ///
 /// a and b have the same numeric dtype and device, and any strides: transposed operands are read in place, others are
 /// copied first. Products of integers wrap around, have a simple kernel, and are not differentiable. Products of 16-bit
-/// floats are summed in float32 and rounded once; for float32 on CUDA, see set_float32_matmul_precision(). K = 0 gives
+/// floats are summed in float32 and rounded once; for float32, see set_float32_matmul_precision(). K = 0 gives
 /// zeros. On the CPU, the bits of an element of y depend only on its row of a and its column of b, not on other rows or
 /// on the number of threads. Differentiable any number of times.
 ///
@@ -46,10 +46,15 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Ac
 /// exist.
 bool has_fast_bfloat16(Device device);
 
-/// The precision of float32 matrix products on CUDA. With ::tf32, tensor cores multiply operands rounded to 10 mantissa
-/// bits (relative errors of 5e-4 instead of 6e-8) and sum in float32; that is several times as fast. The range of
-/// exponents is that of float32. Other dtypes, other ops and the CPU are not affected.
-enum class MatmulPrecision { float32, tf32 };
+/// The precision of float32 matrix products. Other dtypes and other ops are not affected.
+///
+/// ::tf32, on CUDA: tensor cores multiply operands rounded to 10 mantissa bits (relative errors of 5e-4 instead of
+/// 6e-8) and sum in float32; that is several times as fast. The range of exponents is that of float32.
+///
+/// ::bfloat16x2, on CPUs with AMX: in linear layers of more than 8 rows, operands are rounded to the sum of two
+/// bfloat16, which has 16 significant bits (relative errors of 4e-6), and products are summed in float32; that is twice
+/// as fast. Infinite elements give NaN, and subnormal ones count as 0.
+enum class MatmulPrecision { float32, tf32, bfloat16x2 };
 
 /// Sets the precision for the whole program: for matmul, linear and all ops that use them, in forward and backward, on
 /// every thread. The default is ::float32.

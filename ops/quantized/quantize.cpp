@@ -9,6 +9,7 @@
 #include <mica/core/dispatch.h>
 #include <mica/core/parallel.h>
 #include <mica/ops/quantized/detail/quantized_functions.h>
+#include <mica/ops/quantized/quantize_two_levels.h>
 #include <mica/ops/quantized/quantized.h>
 
 namespace mica {
@@ -187,6 +188,81 @@ void quantize_groups(const Tensor& weight, const QuantizeOptions& options, GridO
   check(finite, "{}: expected finite weights whose scales and zeros fit {}", kOp, options.dtype);
 }
 
+constexpr const char* kTwoLevels = "quantize_two_levels";
+
+/// The first level of non-negative values in `count` groups of a column: value ≈ level · factor, with the returned
+/// factor. With `up`, at least the value.
+double split_levels(const double* values, std::int64_t count, bool up, int* levels) {
+  constexpr int kMost = 255 - quantized::kFactorZero;
+  const double factor = static_cast<float>(round_up<BFloat16>(*std::max_element(values, values + count) / kMost));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double level = factor > 0 ? values[i] / factor : 0;
+    levels[i] = static_cast<int>(std::min<double>(up ? std::ceil(level) : std::nearbyint(level), kMost));
+  }
+  return factor;
+}
+
+// Writes q's tensors, all of the weight's device.
+template <class W>
+void quantize_blocks(const Tensor& weight, const QuantizedWeight& q) {
+  constexpr std::int64_t kMostGroups = quantized::kFactorRows / 16;
+  const std::int64_t n = weight.size(1), size = q.group_size;
+  const std::int64_t strips = (n + kStrip - 1) / kStrip;
+  const std::int64_t blocks = quantized::groups_of(q.rows, quantized::kFactorRows);
+  const int per_word = quantized::kWordBits / q.bits, most = (1 << q.bits) - 1;
+  std::atomic<bool> finite{true};
+  parallel_for(blocks * strips, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::array<std::array<double, kStrip>, kMostGroups> least, greatest;
+    std::array<std::array<Grid, kStrip>, kMostGroups> grids;
+    for (; begin < end; ++begin) {
+      const std::int64_t block = begin / strips, column = begin % strips * kStrip,
+                         columns = std::min(kStrip, n - column);
+      const std::int64_t first = block * quantized::kFactorRows;
+      const std::int64_t groups = quantized::groups_of(std::min(quantized::kFactorRows, q.rows - first), size);
+      const auto strip_of = [&](std::int64_t group) {
+        const std::int64_t row = first + group * size;
+        return GroupStrip<W>{.weights = weight.data<W>() + row * n + column,
+                             .leading = n,
+                             .rows = std::min(size, q.rows - row),
+                             .columns = columns,
+                             .words = q.packed.data<std::int32_t>() + row / per_word * n + column};
+      };
+      bool good = true;
+      for (std::int64_t g = 0; g < groups; ++g) {
+        good = strip_of(g).range(least[g].data(), greatest[g].data()) && good;
+      }
+      for (std::int64_t c = 0; good && c < columns; ++c) {
+        std::array<double, kMostGroups> scales, zeros;
+        std::array<int, kMostGroups> scale_levels, zero_levels;
+        for (std::int64_t g = 0; g < groups; ++g) {
+          scales[g] = (std::max(greatest[g][c], 0.0) - std::min(least[g][c], 0.0)) / most;
+        }
+        const double scale_factor = split_levels(scales.data(), groups, true, scale_levels.data());
+        for (std::int64_t g = 0; g < groups; ++g) {
+          scales[g] = scale_levels[g] * scale_factor;
+          zeros[g] = scales[g] > 0 ? -std::min(least[g][c], 0.0) / scales[g] : 0;
+        }
+        const double zero_factor = split_levels(zeros.data(), groups, false, zero_levels.data());
+        good = std::isfinite(scale_factor);
+        const std::int64_t at = block * n + column + c;
+        q.scale_factor.data<BFloat16>()[at] = BFloat16(static_cast<float>(scale_factor));
+        q.zero_factor.data<BFloat16>()[at] = BFloat16(static_cast<float>(zero_factor));
+        for (std::int64_t g = 0; g < groups; ++g) {
+          const std::int64_t of_group = (first / size + g) * n + column + c;
+          q.scale.data<std::uint8_t>()[of_group] = static_cast<std::uint8_t>(quantized::kFactorZero + scale_levels[g]);
+          q.zero.data<std::uint8_t>()[of_group] = static_cast<std::uint8_t>(quantized::kFactorZero + zero_levels[g]);
+          grids[g][c] = {.scale = scales[g], .zero = 0, .shift = zero_levels[g] * zero_factor, .offset = 0};
+        }
+      }
+      for (std::int64_t g = 0; good && g < groups; ++g) {
+        strip_of(g).write(grids[g].data(), q.bits);
+      }
+      finite = finite && good;
+    }
+  });
+  check(finite, "{}: expected finite weights whose scales fit bfloat16", kTwoLevels);
+}
+
 void check_options(const QuantizeOptions& options) {
   quantized::check_bits(kOp, options.bits);
   quantized::check_group_size(kOp, options.group_size, options.bits);
@@ -244,6 +320,30 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options) {
   q.zero = in_dtype(zero, options.dtype);
   for (Tensor* part : {&q.packed, &q.scale, &q.zero}) {
     *part = to_device(*part, weight.device());
+  }
+  return q;
+}
+
+QuantizedWeight quantize_two_levels(const Tensor& weight, TwoLevelOptions options) {
+  check(options.bits == 4 || options.bits == 2, "{}: expected 4 or 2 bits, got {}", kTwoLevels, options.bits);
+  check(options.group_size != kWholeColumn, "{}: expected groups of 16, 32, 64 or 128, got whole columns", kTwoLevels);
+  quantized::check_group_size(kTwoLevels, options.group_size, options.bits);
+  check(weight.defined() && weight.dim() == 2 && is_floating(weight.dtype()),
+        "{}: expected a floating weight of shape (K, N), got {}", kTwoLevels, quantized::described(weight));
+  const Tensor host = contiguous_data(to_device(weight, Device::cpu()));
+  const std::int64_t columns = host.size(1);
+  QuantizedWeight q{.rows = host.size(0), .bits = options.bits, .group_size = options.group_size};
+  q.packed = zeros({quantized::words_of(q.rows, q.bits), columns}, int32);
+  q.scale = empty({q.groups(), columns}, uint8);
+  q.zero = empty({q.groups(), columns}, uint8);
+  const Shape blocks{quantized::groups_of(q.rows, quantized::kFactorRows), columns};
+  q.scale_factor = empty(blocks, bfloat16);
+  q.zero_factor = empty(blocks, bfloat16);
+  if (host.numel() > 0) {
+    on_dtype(FloatTypes{}, host.dtype(), kTwoLevels, [&]<class W>() { quantize_blocks<W>(host, q); });
+  }
+  for (const auto& [name, part] : quantized_parts()) {
+    q.*part = to_device(q.*part, weight.device());
   }
   return q;
 }

@@ -7,6 +7,7 @@
 #include <mica/ops/quantized/detail/quantized_functions.h>
 #include <mica/ops/quantized/detail/quantized_kernels.h>
 #include <mica/ops/quantized/quantized.h>
+#include <mica/ops/quantized/round_activations.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -139,7 +140,8 @@ struct QuantizedMatmul {
           .x = flat_rows(x),
           .columns = factors(columns, x.dtype()),
           .rows = factors(rows, x.dtype()),
-          .y = y};
+          .y = y,
+          .rounds_x = RoundActivations::is_on()};
       on_device(y.device(), [&](auto device) { kernels::quantized_matmul_forward(device, args); });
     } else {
       fill_data(y, 0);

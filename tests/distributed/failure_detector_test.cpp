@@ -245,6 +245,27 @@ TEST_F(FailureDetectorOfFour, NamesATransferThatDoesNotEnd) {
             std::string::npos);
 }
 
+TEST_F(FailureDetectorOfFour, LetsTheReplayOfAGraphTakeLongOnceAllHaveLaunchedIt) {
+  const Heartbeat replay{.group = 7,
+                         .started = 1,
+                         .first = 0,
+                         .calls = {sum_of_10},
+                         .pending = Heartbeat::Pending{.number = 0, .call = sum_of_10, .seconds = 100, .replay = true}};
+  const Bytes bytes = pack(replay);
+  Reader reader(bytes);
+  const Heartbeat received = unpack_heartbeat(reader);
+  for (const int rank : {0, 1, 3}) {
+    detector.heartbeat(rank, received, 100);
+  }
+  report(2, 0, {}, -1, 100);
+  FailureDetector before = detector;
+  (void)before.failure(100);
+  EXPECT_NE(before.failure(100.3).value_or("").find("rank 2 (c) has not come to all_reduce"), std::string::npos);
+  detector.heartbeat(2, received, 100);
+  (void)detector.failure(100);
+  EXPECT_EQ(failure(100.3), "");
+}
+
 TEST_F(FailureDetectorOfFour, NamesRanksThatDiverge) {
   for (const int rank : {0, 1, 3}) {
     report(rank, 0, {barrier_of_4, sum_of_10}, 0, 1);

@@ -12,9 +12,12 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/support.h"
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/cuda_graph.h>
 #include <mica/distributed/detail/transport/nccl.h>
+#include <mica/ops/elementwise/binary.h>
 
 namespace mica::distributed::detail {
 namespace {
@@ -90,6 +93,33 @@ TEST_F(NcclOfOneRank, IsOrderedWithTheCurrentStream) {
   ASSERT_EQ(values(into), std::vector<double>(count, 19));
   for (const auto& transfer : transfers) {
     EXPECT_TRUE(transfer->ended());
+  }
+}
+
+TEST_F(NcclOfOneRank, IsCaptured) {
+  const std::int64_t count = 1000;
+  const Tensor x = full({count}, 1, float32, Device::cuda()), into = zeros({count}, float32, Device::cuda());
+  const auto gather = [&] { nccl->all_gather(x, into)->wait(); };
+  testing_support::expect_error([&] { (void)cuda::capture(gather); },
+                                "all_gather: a group's first collective on a GPU cannot be captured");
+  nccl->all_reduce(x, Reduction::sum)->wait();
+  std::shared_ptr<Transfer> gathered;
+  const cuda::Graph graph = cuda::capture([&] {
+    const Tensor twice = x * 2;
+    const std::shared_ptr<Transfer> reduced = nccl->all_reduce(twice, Reduction::mean);
+    reduced->wait();
+    gathered = nccl->all_gather(twice + 1, into);
+    gathered->wait();
+  });
+  gathered->wait();  // outside of the capture, does nothing
+  for (int i = 0; i < 20; ++i) {
+    fill_data(x, i);
+    graph.replay();
+    const std::shared_ptr<Transfer> replayed = gathered->replayed();
+    ASSERT_EQ(values(into), std::vector<double>(count, 2 * i + 1));
+    EXPECT_TRUE(replayed->ended());
+    gather();
+    ASSERT_EQ(values(into), std::vector<double>(count, i));
   }
 }
 

@@ -147,7 +147,7 @@ TEST_F(Cli, GeneratesWithModelsOfHuggingFace) {
   std::vector<std::string> texts{outcome.out};
   for (const int bits : {8, 4}) {
     nn::Llama quantized = io::load_pretrained<nn::Llama>(folder / "llama");
-    EXPECT_EQ(nn::quantize(quantized, {.bits = bits}).size(), 8u);  // the layer has 7 weights, the head 1
+    EXPECT_EQ(nn::quantize(quantized, bits).size(), 8u);  // the layer has 7 weights, the head 1
     const Outcome of_quantized = run(command + "1,5,3 --quantize " + std::to_string(bits));
     EXPECT_EQ(of_quantized.status, 0) << of_quantized.err;
     EXPECT_EQ(of_quantized.out, printed(infer::generate(quantized, {{1, 5, 3}}, options)[0])) << bits;

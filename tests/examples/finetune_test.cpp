@@ -202,7 +202,7 @@ TEST_F(Finetune, LearnsTextsOnQuantizedWeights) {
   EXPECT_NEAR(rounded, before, 0.1);
   EXPECT_LT(number_behind(quantized.out, "best validation loss "), rounded - 0.5);
   nn::Llama llama = model();
-  nn::quantize(llama, {.bits = 4});
+  nn::quantize(llama, 4);
   io::load_adapter(llama, folder / "quantized");
   EXPECT_EQ(nn::adapted_layers(llama).size(), 7u);
 }

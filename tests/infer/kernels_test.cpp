@@ -583,8 +583,8 @@ TEST(DecoderStep, AsOtherOps) {
     EXPECT_EQ(step.length.item(), static_cast<double>(c.length));
     EXPECT_EQ(by_token.token.item(), sample(logits, {.temperature = 0}, {}).item());
     const Tensor expected = by_other_ops(step);
-    EXPECT_LE(relative_error(logits, expected), c.dtype == float16 ? 4e-3 : 3e-2);
-    EXPECT_LE(relative_error(keys, step.layers[1].keys), c.dtype == float16 ? 4e-3 : 3e-2);
+    EXPECT_LE(relative_error(logits, expected), c.dtype == float16 ? 5e-3 : 3e-2);
+    EXPECT_LE(relative_error(keys, step.layers[1].keys), c.dtype == float16 ? 5e-3 : 3e-2);
   }
 }
 

@@ -401,7 +401,7 @@ TEST_F(Pretrained, RefusesConfigurations) {
        R"("tie_word_embeddings" is false, expected true)"},
       {"distilbert", R"("n_heads": 2)", R"("n_heads": 3)", R"("n_heads" is 3, expected a divisor of "dim", 8)"},
       {"modern_bert", R"("hidden_activation": "gelu")", R"("hidden_activation": "silu")",
-       R"("hidden_activation" is "silu", expected one of "gelu")"},
+       R"("hidden_activation" is "silu", expected one of "gelu_new")"},
       {"modern_bert", R"("num_attention_heads": 2)", R"("num_attention_heads": 8)",
        "heads of an even number of columns"},
       {"modern_bert", R"("classifier_pooling": "cls")", R"("classifier_pooling": "max")",

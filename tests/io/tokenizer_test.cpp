@@ -262,6 +262,28 @@ TEST(Tokenizer, SpecialTokens) {
 }
 
 // Words that a quadratic algorithm would take minutes for.
+// As truncation of the package: the tokens around a text stay.
+TEST(Tokenizer, CutsLongTexts) {
+  const auto bert = io::Tokenizer::load(fixture("bert"));
+  const std::string text = "the end of the text";
+  const Tokens all = bert.encode(text), own = bert.encode(text, {.add_special_tokens = false});
+  ASSERT_EQ(all.size(), own.size() + 2);
+  const auto size = static_cast<std::int64_t>(all.size());
+  EXPECT_EQ(bert.encode(text, {.max_length = size}), all);
+  for (std::int64_t most = 2; most < size; ++most) {
+    Tokens cut(all.begin(), all.begin() + most - 1);
+    cut.push_back(all.back());
+    EXPECT_EQ(bert.encode(text, {.max_length = most}), cut);
+    EXPECT_EQ(bert.encode_batch(std::vector{text}, {.max_length = most}).front(), cut);
+    EXPECT_EQ(bert.encode(text, {.add_special_tokens = false, .max_length = most}),
+              Tokens(own.begin(), own.begin() + std::min<std::ptrdiff_t>(most, own.size())));
+  }
+  EXPECT_EQ(bert.encode("", {.max_length = 2}), bert.encode(""));
+  expect_error([&] { bert.encode(text, {.max_length = 1}); },
+               "encode: expected a max_length of at least 2, the tokens around a text, or 0, got 1");
+  expect_error([&] { bert.encode(text, {.max_length = -1}); }, "or 0, got -1");
+}
+
 TEST(Tokenizer, LongWords) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(fixture("qwen"));
   const std::size_t size = 1 << 16;

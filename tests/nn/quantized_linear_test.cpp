@@ -102,7 +102,17 @@ TEST(Quantize, AModelComputesWithTheRoundedWeights) {
   expect_close(gpt(tokens), rounded(tokens), 0, 0.01);
   expect_error([&] { nn::quantize(gpt); }, "quantize: h.0.attn.c_attn is quantized already");
   expect_error([&] { nn::quantize(rounded, {.bits = 3}); }, "expected 8, 4, 2 or 1 bits, got 3");
+  expect_error([&] { nn::quantize(gpt, 4); }, "quantize: h.0.attn.c_attn is quantized already");
+  expect_error([&] { nn::quantize(rounded, 3); }, "expected 8, 4, 2 or 1 bits, got 3");
   EXPECT_FALSE(rounded.lm_head.is_quantized());
+  EXPECT_EQ(nn::quantize(rounded, 4).size(), 5u);  // on the CPU, in two levels
+  for (const nn::AdaptedLayer& layer : nn::linear_layers(rounded)) {
+    const QuantizedWeight& q = layer.layer->quantized;
+    EXPECT_EQ(q.bits, layer.name == "lm_head" ? 8 : 4);
+    EXPECT_EQ(q.group_size, layer.name == "lm_head" ? 128 : q.columns() > q.rows ? 64 : 32);
+    EXPECT_EQ(q.scale.dtype(), layer.name == "lm_head" ? float16 : uint8);
+  }
+  expect_close(rounded(tokens), exact, 0, 0.2);
 }
 
 TEST(Quantize, AnAdapterTrainsOnTopOfAQuantizedWeight) {

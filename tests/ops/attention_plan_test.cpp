@@ -43,7 +43,14 @@ TEST(Attention, PlanChoosesByTheProblem) {
   EXPECT_EQ(with([](auto& p) { p.masked = true; }), (std::vector{flash, composed}));
   EXPECT_EQ(with([](auto& p) { p.masked = p.mask_gradient = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.drops = true; }), (std::vector{flash, composed}));
-  EXPECT_EQ(with([](auto& p) { p.capped = true; }), only_composed);
+  const std::vector only_cudnn{cudnn, composed};
+  EXPECT_EQ(with([](auto& p) { p.windowed = true; }), only_cudnn);
+  EXPECT_EQ(with([](auto& p) { p.windowed = true, p.items = 2048; }), only_cudnn);
+  EXPECT_EQ(with([](auto& p) { p.windowed = true, p.items = 2049; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.windowed = true, p.keys = 1000; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.windowed = p.masked = true; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.windowed = p.drops = true; }), only_composed);
+  EXPECT_EQ(with([](auto& p) { p.composed_only = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.empty = true; }), only_composed);
   EXPECT_EQ(with([](auto& p) { p.rank = 3; }), only_composed);
   const auto on_cpu = [&](std::int64_t key_items, std::int64_t queries, DType dtype) {

@@ -129,7 +129,8 @@ TEST(Attention, Window) {
   for (const Device device : test_devices()) {
     for (const auto& [queries, keys, offset, window] :
          {Case{9, 9, 0, 4}, Case{9, 9, 0, 9}, Case{200, 200, 0, 1}, Case{200, 200, 0, 70}, Case{1, 90, 89, 7},
-          Case{150, 330, 180, 100}, Case{150, 100, 20, 30}, Case{140, 60, -70, 10}}) {
+          Case{150, 330, 180, 100}, Case{150, 100, 20, 30}, Case{140, 60, -70, 10}, Case{128, 128, 0, 40},
+          Case{64, 192, 128, 50}}) {
       for (const DType dtype : {float64, bfloat16}) {
         for (const int mask_kind : {0, 1, 2, 3}) {  // none, boolean, of keys only, floating
           const std::string what = fmt::format("{} {} keys {} offset {} window {} mask {} {} {}", queries, keys, keys,
@@ -151,9 +152,13 @@ TEST(Attention, Window) {
           }
           const auto run = [&](const AttentionOptions& options) {
             Tensors results{scaled_dot_product_attention(q, k, v, options)};
-            for (const Tensor& gradient : autograd::grad({results[0]}, {q, k, v}, {dy})) {
-              results.push_back(gradient);
-            }
+            const auto add_gradients = [&](const Tensor& y, autograd::GradOptions kind) {
+              for (const Tensor& gradient : autograd::grad({y}, {q, k, v}, {dy}, kind)) {
+                results.push_back(gradient);
+              }
+            };
+            add_gradients(results[0], {.retain_graph = true});
+            add_gradients(autograd::grad({results[0]}, {q}, {dy}, {.create_graph = true})[0], {});
             return results;
           };
           const Tensors got = run({.causal = true, .causal_offset = offset, .window = window, .mask = mask});
@@ -342,6 +347,62 @@ TEST(Attention, CappedScores) {
   }
 }
 
+// As with a key of which the score is given and the value is 0.
+TEST(Attention, Sinks) {
+  for (const Device device : test_devices()) {
+    for (const DType dtype : {float64, float32, float16, bfloat16}) {
+      const DType exact = dtype == float64 ? float64 : float32;
+      const auto input = [&](const Shape& shape) { return randn(shape, dtype, device).requires_grad_(); };
+      const Tensor q = input({2, 4, 6, 32}), k = input({2, 2, 9, 32}), v = input({2, 2, 9, 32}), sinks = input({4});
+      const Tensor mask = rand({2, 1, 6, 9}, float32, device) < 0.6, dy = randn({2, 4, 6, 32}, dtype, device);
+      for (const std::int64_t window : {0, 3}) {
+        const Tensor y = scaled_dot_product_attention(q, k, v,
+                                                      {.causal = true,
+                                                       .causal_offset = 3,
+                                                       .window = window,
+                                                       .scale = 0.5,
+                                                       .cap = window > 0 ? 2.0 : 0.0,
+                                                       .mask = mask,
+                                                       .sinks = sinks});
+        y.backward(dy);
+        const auto copied = [&](const Tensor& x) { return x.detach().to(exact).requires_grad_(); };
+        const Tensor q2 = copied(q), k2 = copied(k), v2 = copied(v), sinks2 = copied(sinks);
+        const auto spread = [](const Tensor& x) { return reshape(stack({x, x}, 2), {2, 4, 9, 32}); };
+        Tensor scores = matmul(q2, transpose(spread(k2), 2, 3)) * 0.5;
+        Tensor seen = logical_and(mask, ne(tril(ones({6, 9}, float32, device), 3), 0));
+        if (window > 0) {
+          scores = tanh(scores / 2.0) * 2.0;
+          seen = logical_and(seen, ne(triu(ones({6, 9}, float32, device), 1), 0));
+        }
+        const Tensor all = cat({where(seen, scores, -INFINITY), expand(reshape(sinks2, {4, 1, 1}), {2, 4, 6, 1})}, -1);
+        const Tensor expected = matmul(slice(softmax(all, -1), -1, 0, 9), spread(v2));
+        expected.backward(dy.to(exact));
+        const bool is_16_bit = dtype == float16 || dtype == bfloat16;
+        const double tolerance = dtype == float64 ? 1e-12 : is_16_bit ? 2e-2 : 1e-5;
+        const std::string what = fmt::format("{} on {}, window {}", dtype, device, window);
+        expect_close(y, expected, tolerance, tolerance, what);
+        for (const auto& [x, x2] : {std::pair{q, q2}, {k, k2}, {v, v2}, {sinks, sinks2}}) {
+          expect_close(x.grad(), x2.grad(), tolerance, tolerance, what);
+          x.set_grad({});
+        }
+      }
+    }
+    const Tensors inputs{randn({1, 2, 3, 2}, float64, device), randn({1, 1, 4, 2}, float64, device),
+                         randn({1, 1, 4, 2}, float64, device), randn({2}, float64, device)};
+    const auto with_sinks = [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& sinks) {
+      return scaled_dot_product_attention(q, k, v, {.causal = true, .causal_offset = 1, .scale = -2, .sinks = sinks});
+    };
+    EXPECT_TRUE(autograd::gradcheck(with_sinks, inputs));
+    EXPECT_TRUE(autograd::gradgradcheck(with_sinks, inputs));
+    // A single head; the first query sees nothing but the sink.
+    const Tensor x = ones({2, 8}, float64, device), sink = zeros({1}, float64, device);
+    const Tensor y =
+        scaled_dot_product_attention(x, x, x, {.causal = true, .causal_offset = -1, .scale = 0, .sinks = sink});
+    expect_close(slice(y, 0, 0, 1), std::vector<double>(8, 0), 0, 0);
+    expect_close(slice(y, 0, 1, 2), std::vector<double>(8, 0.5), 1e-15, 0);
+  }
+}
+
 TEST(Attention, RowsThatSeeNothingAreZeros) {
   for (const Device device : test_devices()) {
     for (const DType dtype : {float64, float32, float16, bfloat16}) {
@@ -509,6 +570,11 @@ TEST(Attention, OptionErrors) {
   expect_error([&] { attention({.causal_offset = 4}); }, "expected causal_offset in [-3, 3]");
   expect_error([&] { attention({.causal_offset = INT64_MIN}); }, "expected causal_offset in [-3, 3]");
   expect_error([&] { attention({.cap = -1}); }, "expected a finite cap >= 0, got -1");
+  expect_error([&] { attention({.sinks = ones({3})}); },
+               "expected a floating sink on cpu for each of 4 heads, got [3]");
+  expect_error([&] { attention({.sinks = ones({4}, int64)}); }, "got [4] of int64");
+  expect_error([&] { attention({.sinks = ones({4}), .backend = AttentionBackend::blocked}); },
+               "the blocked backend does not support q [2, 4, 3, 8]");
   expect_error([&] { attention({.cap = 1, .backend = AttentionBackend::blocked}); },
                "the blocked backend does not support q [2, 4, 3, 8]");
   expect_error([&] { attention({.backend = AttentionBackend::cudnn}); },

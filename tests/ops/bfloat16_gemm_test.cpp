@@ -5,13 +5,16 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "tests/support.h"
 #include <mica/core/creation.h>
 #include <mica/core/parallel.h>
+#include <mica/core/rng.h>
 #include <mica/ops/gemm/detail/bfloat16_gemm.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/ops/view/view.h>
 
 using namespace mica;
 using namespace mica::testing_support;
@@ -54,6 +57,65 @@ struct Sizes {
 const std::vector<Sizes> kSizes{{1, 1, 1},      {16, 16, 32},  {32, 32, 64},  {48, 80, 96},
                                 {17, 15, 33},   {33, 65, 31},  {16, 48, 130}, {64, 32, 160},
                                 {100, 70, 257}, {7, 129, 512}, {33, 1030, 40}};
+
+// A matrix of integers of up to `bits` bits, row by row with a gap.
+std::vector<float> integers(std::int64_t rows, std::int64_t leading, int bits, std::mt19937& random) {
+  std::vector<float> values(rows * leading);
+  for (float& x : values) {
+    x = static_cast<float>(static_cast<int>(random() % (2U << bits)) - (1 << bits));
+  }
+  return values;
+}
+
+TEST(SplitProduct, KeepsSixteenBits) {
+  if (gemm::bfloat16_unit() != Bfloat16Unit::amx) {
+    GTEST_SKIP() << "this CPU has no AMX";
+  }
+  std::mt19937 random(2);
+  for (const auto& [m, n, depth] : kSizes) {
+    // Products of 12 and 4 bits are exact. Numbers of 23 bits are rounded, and the product of the low parts is left
+    // out.
+    for (const auto& [a_bits, b_bits, error] :
+         {std::tuple{11, 3, 0.0}, std::tuple{3, 11, 0.0}, std::tuple{22, 22, 0x1p-15}}) {
+      const std::int64_t a_row = depth + 3, b_column = depth + 1;
+      const std::vector<float> a = integers(m, a_row, a_bits, random), b = integers(n, b_column, b_bits, random);
+      const std::vector<float> start = integers(1, n, 6, random);
+      std::vector<float> sums(m * n);
+      ASSERT_TRUE(gemm::has_split_product({a.data(), a_row, 1}, {b.data(), 1, b_column}));
+      gemm::multiply_split(m, n, depth, {a.data(), a_row, 1}, {b.data(), 1, b_column}, start.data(), sums.data());
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t j = 0; j < n; ++j) {
+          double sum = start[j], size = 0;
+          for (std::int64_t k = 0; k < depth; ++k) {
+            const double product = static_cast<double>(a[i * a_row + k]) * b[j * b_column + k];
+            sum += product;
+            size += std::abs(product);
+          }
+          ASSERT_NEAR(sums[i * n + j], sum, error * size)
+              << fmt::format("{}x{}x{}, {} and {} bits, at {}, {}", m, n, depth, a_bits, b_bits, i, j);
+        }
+      }
+    }
+  }
+  EXPECT_FALSE(gemm::has_split_product({nullptr, 1, 4}, {nullptr, 1, 4}));
+  EXPECT_FALSE(gemm::has_split_product({nullptr, 4, 1}, {nullptr, 4, 1}));
+}
+
+// Elsewhere, and in products of other layouts, the setting changes nothing.
+TEST(SplitProduct, IsUsedByLinearLayersIfAskedFor) {
+  struct Restore {
+    ~Restore() { set_float32_matmul_precision(MatmulPrecision::float32); }
+  } restore;
+  manual_seed(4);
+  const Tensor x = randn({40, 96}), weight = randn({48, 96}), bias = randn({48});
+  const Tensor exact = linear(x, weight, bias), product = matmul(x, view(weight, {96, 48}));
+  set_float32_matmul_precision(MatmulPrecision::bfloat16x2);
+  const Tensor rounded = linear(x, weight, bias);
+  const bool has_amx = gemm::bfloat16_unit() == Bfloat16Unit::amx;
+  EXPECT_EQ(to_vector<float>(exact) != to_vector<float>(rounded), has_amx);
+  expect_close(rounded, exact, 0, 3e-4);
+  EXPECT_EQ(to_vector<float>(matmul(x, view(weight, {96, 48}))), to_vector<float>(product));
+}
 
 TEST_P(OnEachUnit, MultipliesEveryLayoutExactly) {
   std::mt19937 random(1);

@@ -427,8 +427,8 @@ TEST(Matmul, Errors) {
   const Tensor a = ones({2, 3});
   expect_error([&] { matmul(a, ones({4, 5})); }, "matmul: expected inner sizes that are equal, got [2, 3] and [4, 5]");
   expect_error([&] { matmul(a, ones({2})); }, "matmul: expected inner sizes that are equal");
-  expect_error([] { set_float32_matmul_precision(static_cast<MatmulPrecision>(2)); },
-               "expected float32 or tf32, got 2");
+  expect_error([] { set_float32_matmul_precision(static_cast<MatmulPrecision>(3)); },
+               "expected one of the enumerators of MatmulPrecision, got 3");
   expect_error([&] { matmul(ones({}), a); }, "matmul: expected tensors with at least one axis, got [] and [2, 3]");
   expect_error([&] { matmul(ones({2, 4, 3}), ones({3, 3, 4})); }, "matmul:");
   expect_error(

@@ -9,6 +9,7 @@
 #include "tests/support.h"
 #include <mica/core/rng.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/quantized/quantize_two_levels.h>
 #include <mica/ops/quantized/quantized.h>
 
 using namespace mica;
@@ -208,6 +209,42 @@ TEST(Quantize, FittedZerosHaveSmallerErrors) {
           << bits << " bits: " << fitted << ", " << rounded;
     }
   }
+}
+
+TEST(Quantize, TwoLevels) {
+  manual_seed(13);
+  const std::vector<Tensor> weights = {randn({600, 70}, float64), rand({65, 3}, float64) + 3,
+                                       rand({256, 5}, float64) * -2e-3, randn({1, 1}, float64), zeros({300, 2})};
+  for (const Tensor& weight : weights) {
+    for (const int bits : {4, 2}) {
+      for (const std::int64_t group_size : {16, 32, 64, 128}) {
+        const QuantizedWeight q = quantize_two_levels(weight, {.bits = bits, .group_size = group_size});
+        check_weight("test", q);
+        EXPECT_EQ(q.scale.dtype(), uint8);
+        EXPECT_EQ(q.scale_factor.dtype(), bfloat16);
+        const Doubles expected = to_vector<double>(weight), got = to_vector<double>(dequantize(q, float64));
+        const Doubles levels = to_vector<double>(q.scale), factors = to_vector<double>(q.scale_factor);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          const auto columns = static_cast<std::size_t>(q.columns());
+          const std::size_t row = i / columns, column = i % columns;
+          const double scale = (levels[row / static_cast<std::size_t>(group_size) * columns + column] - 128) *
+                               factors[row / 256 * columns + column];
+          ASSERT_LE(std::abs(got[i] - expected[i]), scale * (0.5 + ((1 << bits) - 1) / 253.0))
+              << bits << " bits, groups of " << group_size << ", weight " << i << ": " << expected[i] << ", " << got[i];
+        }
+      }
+    }
+  }
+  const Tensor weight = randn({512, 40});
+  const auto error = [&](const QuantizedWeight& q) { return relative_error(q, weight); };
+  EXPECT_LT(error(quantize_two_levels(weight)), 0.88 * error(quantize(weight, {.dtype = float16})));
+  EXPECT_LT(error(quantize_two_levels(weight, {.group_size = 64})), 1.03 * error(quantize(weight, {.dtype = float16})));
+  expect_error([&] { quantize_two_levels(weight, {.bits = 8}); }, "quantize_two_levels: expected 4 or 2 bits, got 8");
+  expect_error([&] { quantize_two_levels(weight, {.group_size = kWholeColumn}); }, "got whole columns");
+  expect_error([&] { quantize_two_levels(weight, {.group_size = 48}); }, "expected a group size of");
+  expect_error([&] { quantize_two_levels(zeros({3})); }, "expected a floating weight of shape (K, N)");
+  expect_error([&] { quantize_two_levels(full({40, 2}, INFINITY)); }, "expected finite weights");
+  expect_error([&] { quantize_two_levels(full({40, 2}, NAN)); }, "expected finite weights");
 }
 
 TEST(Quantize, AnyLayoutAndNoGradient) {

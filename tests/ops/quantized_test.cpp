@@ -17,8 +17,11 @@
 #include <mica/ops/elementwise/binary.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/index/index.h>
+#include <mica/ops/join/join.h>
 #include <mica/ops/matmul/matmul.h>
+#include <mica/ops/quantized/detail/few_rows.h>
 #include <mica/ops/quantized/quantized.h>
+#include <mica/ops/quantized/round_activations.h>
 #include <mica/ops/view/view.h>
 
 using namespace mica;
@@ -307,6 +310,85 @@ TEST(QuantizedMatmul, SmallGroupsAndTwoLevels) {
       }
     }
   }
+}
+
+// Rows (M, K) rounded as RoundActivations says.
+Doubles rounded_rows(const Tensor& x, std::int64_t chunk) {
+  Doubles result;
+  const std::int64_t depth = x.size(1);
+  for (std::int64_t at = 0; at < x.numel(); at += depth) {
+    const float* const row = x.data<float>() + at;
+    for (std::int64_t begin = 0; begin < depth; begin += chunk) {
+      const std::int64_t end = std::min(begin + chunk, depth);
+      float most = 0;
+      for (std::int64_t k = begin; k < end; ++k) {
+        most = std::max(most, std::abs(row[k]));
+      }
+      for (std::int64_t k = begin; k < end; ++k) {
+        result.push_back(static_cast<double>(std::nearbyint(row[k] * (127 / most))) * most / 127);
+      }
+    }
+  }
+  return result;
+}
+
+TEST(QuantizedMatmul, RoundedActivations) {
+  if (!kernels::has_integer_products()) {
+    GTEST_SKIP() << "this CPU has no products of bytes";
+  }
+  manual_seed(32);
+  int turn = 0;
+  for (const int bits : kBits) {
+    for (const std::int64_t group_size : {std::int64_t{16}, std::int64_t{32}, std::int64_t{64}, kWholeColumn}) {
+      if (bits == 1 && group_size == 16) {
+        continue;
+      }
+      for (const auto& [depth, columns] : {std::pair{1, 3}, {64, 32}, {144, 45}, {530, 136}}) {
+        const Mode mode = kModes[static_cast<std::size_t>(turn % 5)];
+        const Format format{depth,
+                            columns,
+                            bits,
+                            group_size,
+                            mode,
+                            has_zero(mode) && turn % 3 == 0,
+                            turn % 2 == 0 ? float16 : float32,
+                            group_size != kWholeColumn && turn % 4 == 0};
+        const Example example = random_weight(format);
+        const std::int64_t m = 1 + turn++ % 8;
+        const Tensor x = randn({m, depth});
+        const Expected exact = multiply(to_vector<double>(x), example.weight, m, columns, depth, false);
+        const Expected rounded =
+            multiply(rounded_rows(x, group_size == 16 ? 16 : 32), example.weight, m, columns, depth, false);
+        const RoundActivations guard;
+        const Tensor y = quantized_matmul(x, example.q);
+        expect_rows_close(y, rounded.values, rounded.scales, 1, 2e-6, format.text());
+        expect_same_bits(quantized_matmul(slice(x, 0, m - 1, m), example.q), slice(y, 0, m - 1, m), format.text());
+        const Tensor many = quantized_matmul(cat({x, zeros({9, depth})}), example.q);  // too many to be rounded
+        expect_rows_close(slice(many, 0, 0, m), exact.values, exact.scales, 1, 2e-6, format.text());
+        if (HasFatalFailure()) {
+          return;
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizedMatmul, RoundedActivationsThatAreNotFinite) {
+  manual_seed(33);
+  const RoundActivations guard;
+  const QuantizedWeight q = quantize(randn({96, 20}));
+  const Tensor x = randn({4, 96});
+  const Tensor before = quantized_matmul(x, q);
+  float* const data = x.data<float>();
+  data[40] = NAN;
+  data[96 + 95] = -INFINITY;
+  std::fill_n(data + 3 * 96, 96, 1e-38F);
+  const Tensor y = quantized_matmul(x, q);
+  for (std::int64_t i = 0; i < 40; ++i) {
+    EXPECT_FALSE(std::isfinite(y.data<float>()[i])) << i;
+    EXPECT_LT(std::abs(y.data<float>()[60 + i % 20]), 1e-34);
+  }
+  expect_same_bits(slice(y, 0, 2, 3), slice(before, 0, 2, 3));
 }
 
 TEST(QuantizedEmbedding, IsColumnsOfTheWeight) {

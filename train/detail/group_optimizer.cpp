@@ -20,6 +20,7 @@ class Replicated final : public GroupOptimizer {
     return optimizer_.step(options);
   }
   void zero_grad() override { optimizer_.zero_grad(); }
+  void discard() override { parallel_.discard(); }
   void set_lr(double lr) override { optimizer_.set_lr(lr); }
   double lr() const override { return optimizer_.lr(); }
   StateDict state_dict() const override { return optimizer_.state_dict(); }
@@ -48,6 +49,7 @@ class Sharded final : public GroupOptimizer {
   }
   Tensor step(const optim::StepOptions& options) override { return optimizer_.step(options); }
   void zero_grad() override { optimizer_.zero_grad(); }
+  void discard() override { optimizer_.discard(); }
   void set_lr(double lr) override { optimizer_.set_lr(lr); }
   double lr() const override { return optimizer_.lr(); }
   StateDict state_dict() const override { return optimizer_.state_dict(0); }

@@ -21,6 +21,8 @@ class GroupOptimizer {
   /// See optim::Optimizer.
   virtual Tensor step(const optim::StepOptions& options) = 0;
   virtual void zero_grad() = 0;
+  /// Forgets the backward of a step that failed on all ranks. Does not communicate.
+  virtual void discard() = 0;
   virtual void set_lr(double lr) = 0;
   virtual double lr() const = 0;
 

@@ -10,10 +10,11 @@ std::uint64_t CollectiveLog::begin(const Call& call) {
   Entry& of = entry(number);
   of.call = call;
   of.state = State::starting;
+  of.replay = false;
   return number;
 }
 
-void CollectiveLog::attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer) {
+void CollectiveLog::attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer, bool replay) {
   const std::lock_guard lock(mutex_);
   if (started_ - number > capacity) {
     return;  // its entry was reused for a later collective
@@ -21,6 +22,7 @@ void CollectiveLog::attach(std::uint64_t number, const std::shared_ptr<Transfer>
   Entry& of = entry(number);
   of.state = transfer != nullptr ? State::running : State::ended;
   of.transfer = transfer;
+  of.replay = replay;
 }
 
 Heartbeat CollectiveLog::heartbeat(double seconds) {
@@ -50,7 +52,8 @@ Heartbeat CollectiveLog::heartbeat(double seconds) {
   }
   reported_ = started_;
   if (pending) {
-    heartbeat.pending = {.number = oldest_, .call = entry(oldest_).call, .seconds = age_};
+    const Entry& of = entry(oldest_);
+    heartbeat.pending = {.number = oldest_, .call = of.call, .seconds = age_, .replay = of.replay};
   }
   return heartbeat;
 }

@@ -21,8 +21,9 @@ class CollectiveLog {
 
   /// Records that a collective begins. Returns its number.
   std::uint64_t begin(const Call& call);
-  /// Records the transfer of a collective that was started; null: it has ended already.
-  void attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer);
+  /// Records the transfer of a collective that was started; null: it has ended already. `replay`: it is part of a CUDA
+  /// graph, and counts as pending until the whole graph has run.
+  void attach(std::uint64_t number, const std::shared_ptr<Transfer>& transfer, bool replay = false);
 
   /// The next report. `seconds` have passed since the last one.
   Heartbeat heartbeat(double seconds);
@@ -35,6 +36,7 @@ class CollectiveLog {
   struct Entry {
     Call call;
     State state = State::ended;
+    bool replay = false;
     std::weak_ptr<Transfer> transfer;
   };
 

@@ -303,7 +303,7 @@ void FailureDetector::suspect_late_in(const Group& group, const Heartbeat::Pendi
   const std::string how_long = fmt::format("for {:g} s. If that is no fault, set MICA_DIST_TIMEOUT to more seconds",
                                            options_.collective_timeout);
   const std::vector<int> absent = missing(group, overdue.number);
-  if (absent.empty() && waits.late.empty()) {
+  if (absent.empty() && waits.late.empty() && !overdue.replay) {
     suspect(Kind::late, now + grace, waiting,
             fmt::format("{} did not end on {}, though all of its ranks have started it, {}", what, list_ranks(waiting),
                         how_long));

@@ -45,6 +45,7 @@ Bytes pack(const Heartbeat& heartbeat) {
   writer.value(static_cast<std::uint8_t>(heartbeat.pending ? 1 : 0));
   if (heartbeat.pending) {
     writer.value(heartbeat.pending->number).value(heartbeat.pending->seconds);
+    writer.value(static_cast<std::uint8_t>(heartbeat.pending->replay ? 1 : 0));
     append(writer, heartbeat.pending->call);
   }
   return writer.take();
@@ -64,6 +65,7 @@ Heartbeat unpack_heartbeat(Reader& reader) {
     Heartbeat::Pending pending;
     pending.number = reader.value<std::uint64_t>();
     pending.seconds = reader.value<double>();
+    pending.replay = reader.value<std::uint8_t>() != 0;
     pending.call = read_call(reader);
     heartbeat.pending = pending;
   }

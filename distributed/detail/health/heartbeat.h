@@ -14,7 +14,8 @@ struct Heartbeat {
   struct Pending {
     std::uint64_t number = 0;
     Call call{};
-    double seconds = 0;  ///< how long it has been the oldest unfinished one
+    double seconds = 0;   ///< how long it has been the oldest unfinished one
+    bool replay = false;  ///< whether it is part of a CUDA graph: then it may have to wait for long computations
   };
 
   std::uint64_t group = 0;

@@ -6,8 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -64,6 +66,7 @@ class Event {
 
   void record(cudaStream_t stream) const { cuda::check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void block(cudaStream_t stream) const { cuda::check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
+  void wait() const { cuda::check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
   bool has_passed() const {
     const cudaError_t status = cudaEventQuery(event_);
     (void)cudaGetLastError();  // clears cudaErrorNotReady, which the next check of a launch would report
@@ -81,6 +84,7 @@ class TensorsInUse {
 
   void end(cudaStream_t stream) const { end_.record(stream); }
   bool has_ended() const { return end_.has_passed(); }
+  void wait_for_end() const { end_.wait(); }
 
   /// Makes the current stream wait for the end. If the collective was queued after this stream's work, the tensors are
   /// released now: memory is freed in stream order, and a host that runs ahead would keep that of many steps.
@@ -108,6 +112,9 @@ class Communicator {
   explicit Communicator(Device device) : device_(device) {}
 
   Device device() const { return device_; }
+
+  /// Says that a CUDA graph uses the communicator.
+  void capture() { captured_ = true; }
 
   /// Sets the communicator, once. abort() may have been called before.
   void set(ncclComm_t handle) {
@@ -138,8 +145,23 @@ class Communicator {
       const std::lock_guard lock(mutex_);
       handle = std::exchange(handle_, nullptr);
     }
-    if (handle != nullptr && cudaSetDevice(device_.index) == cudaSuccess) {
-      (void)ncclCommAbort(handle);
+    if (handle == nullptr) {
+      return;
+    }
+    const auto done = std::make_shared<std::promise<void>>();
+    std::thread([done, handle, index = device_.index] {
+      if (cudaSetDevice(index) == cudaSuccess) {
+        (void)ncclCommAbort(handle);
+      }
+      done->set_value();
+    }).detach();
+    // NCCL ends what runs on the GPU at once. But it returns only after the graphs with its collectives are destroyed,
+    // which happens when the program unwinds.
+    const std::future<void> result = done->get_future();
+    if (captured_) {
+      (void)result.wait_for(std::chrono::seconds(1));
+    } else {
+      result.wait();
     }
   }
 
@@ -161,26 +183,48 @@ class Communicator {
   }
 
   const Device device_;
+  std::atomic<bool> captured_{false};
   std::timed_mutex calls_;
   std::mutex mutex_;  // guards handle_
   ncclComm_t handle_ = nullptr;
 };
 
 class QueuedCollective final : public Transfer {
+  // When a rank fails, the others still compute the steps that they have launched. So they launch only a few ahead.
+  static constexpr std::size_t most_replays = 8;
+
  public:
   QueuedCollective(const char* name, std::shared_ptr<Communicator> communicator,
                    std::shared_ptr<Coordinator> coordinator, std::shared_ptr<TensorsInUse> tensors)
       : name_(name),
         communicator_(std::move(communicator)),
         coordinator_(std::move(coordinator)),
-        tensors_(std::move(tensors)) {}
+        tensors_(std::move(tensors)),
+        captured_(is_capturing()) {}
 
   void wait() override {
     if (coordinator_ != nullptr) {
       coordinator_->check(name_);
     }
+    if (captured_ && !is_capturing()) {
+      return;  // replays end on the stream on which they are launched
+    }
+    mica::check(captured_ == is_capturing(), "{}: cannot be waited for in a capture, as it was started before", name_);
     const DeviceGuard guard(communicator_->device());
     tensors_->block_current_stream();
+  }
+
+  // A graph ends only after its collectives, since the captured stream has waited for them.
+  std::shared_ptr<Transfer> replayed() override {
+    const auto end = std::make_shared<TensorsInUse>(Tensors{}, nullptr);
+    end->end(cuda::current_stream());
+    replays_.push_back(std::make_shared<QueuedCollective>(name_, communicator_, coordinator_, end));
+    const std::shared_ptr<QueuedCollective> result = replays_.back();
+    if (replays_.size() > most_replays) {
+      replays_.front()->tensors_->wait_for_end();
+      replays_.pop_front();
+    }
+    return result;
   }
 
   // Called on the coordinator's thread, which does not use the current device otherwise.
@@ -206,6 +250,8 @@ class QueuedCollective final : public Transfer {
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Coordinator> coordinator_;
   std::shared_ptr<TensorsInUse> tensors_;
+  const bool captured_;
+  std::deque<std::shared_ptr<QueuedCollective>> replays_;  // the newest
   mutable std::atomic<bool> reported_{false};
 };
 
@@ -252,11 +298,13 @@ class Nccl final : public Collectives {
   /// Queues an NCCL call after the current stream's work.
   template <class Call>
   std::shared_ptr<Transfer> run(const char* name, const Tensors& tensors, const Call& call) {
-    check_not_capturing(name);
     const std::lock_guard lock(mutex_);
     const Device device = tensors.front().device();
     const DeviceGuard guard(device);
     connect(name, device);
+    if (is_capturing()) {
+      communicator_->capture();
+    }
     Event before;
     before.record(cuda::current_stream());
     before.block(stream_);
@@ -275,18 +323,25 @@ class Nccl final : public Collectives {
     }
     auto in_use = std::make_shared<TensorsInUse>(tensors, cuda::current_stream());
     in_use->end(stream_);
-    keep(in_use);
+    if (!is_capturing()) {  // the graph keeps what it needs, and its events cannot be queried
+      keep(in_use);
+    }
     return std::make_shared<QueuedCollective>(name, communicator_, coordinator_, std::move(in_use));
   }
 
   // Creates the communicator, at the first collective.
   void connect(const char* name, Device device) {
+    mica::check(communicator_ != nullptr || !is_capturing(),
+                "{}: a group's first collective on a GPU cannot be captured into a CUDA graph", name);
     if (communicator_ != nullptr) {
       mica::check(device == communicator_->device(),
                   "{}: this group communicates from {} since its first collective, got a tensor on {}", name,
                   communicator_->device(), device);
       return;
     }
+    // Otherwise captured collectives could use other algorithms than the same ones without a graph: with other bits,
+    // and not compatible with those of a rank that could not capture its step.
+    (void)setenv("NCCL_GRAPH_REGISTER", "0", 0);
     ncclUniqueId id{};
     if (rank_ == 0) {
       check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");

@@ -13,6 +13,7 @@
 #include <mica/core/check.h>
 #include <mica/io/json.h>
 #include <mica/nn/detail/most_layers.h>
+#include <mica/ops/elementwise/unary.h>
 
 namespace mica::io::detail {
 
@@ -120,5 +121,11 @@ JsonValue json_list(const std::vector<T>& values) {
 
 /// The name of GELU's tanh approximation in newer configurations; in older ones, it is gelu_new.
 inline constexpr const char* kPytorchTanh = "gelu_pytorch_tanh";
+
+inline constexpr std::array<std::pair<std::string_view, GeluApproximation>, 3> kGelus{{
+    {"gelu_new", GeluApproximation::tanh},
+    {kPytorchTanh, GeluApproximation::tanh},
+    {"gelu", GeluApproximation::none},
+}};
 
 }  // namespace mica::io::detail

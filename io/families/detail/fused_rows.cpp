@@ -1,4 +1,3 @@
-#include <mica/autograd/grad_mode.h>
 #include <mica/io/families/detail/fused_rows.h>
 #include <mica/ops/join/join.h>
 
@@ -13,7 +12,6 @@ std::pair<std::string, std::string> around_layer(std::string_view name, std::str
 }
 
 void join_rows(const std::vector<FusedRows>& fused, StateDict& tensors) {
-  const autograd::NoGrad no_grad;
   for (const FusedRows& f : fused) {
     const std::string first(f.parts.front().first);
     for (auto at = tensors.begin(); at != tensors.end();) {

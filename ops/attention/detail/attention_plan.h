@@ -23,12 +23,15 @@ struct AttentionProblem {
   std::int64_t value_width = 0;  // Dv
   bool masked = false;           // there is a mask tensor
   bool mask_gradient = false;    // its gradient is needed
+  bool windowed = false;         // there is a window that does not reach all keys
   bool drops = false;            // there is dropout
-  bool capped = false;           // the scores are capped
+  bool composed_only = false;    // the scores are capped, or there are sinks
   bool empty = false;            // q, k or v has no elements
 };
 
-/// The implementations that support a call, best first. `composed` is always included, and alone for capped scores.
+/// The implementations that support a call, best first. `composed` is always included, and alone for capped scores and
+/// sinks.
+/// For a window it stands for attention by blocks of queries.
 /// Whether cuDNN and the flash kernel are available, and support the strides, is checked separately.
 ///
 /// On the CPU, the backward of the blocked kernel has one thread per key head, so composed attention is faster with few
@@ -38,6 +41,7 @@ struct AttentionProblem {
 /// on GPUs with wgmma, and otherwise cuDNN, except for
 /// - lengths that are not a multiple of 64: cuDNN compiles a kernel for each shape, which takes 50 to 800 ms;
 /// - B · H · T · S elements of 16 bits that take more than 1 GiB, since cuDNN's deterministic backward stores them.
+/// With a window, cuDNN is 2.5 to 5 times as fast as blocks of queries, so it may store 4 GiB.
 std::vector<AttentionBackend> plan_attention(const AttentionProblem& problem);
 
 }  // namespace mica

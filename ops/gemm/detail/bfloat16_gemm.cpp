@@ -37,9 +37,14 @@ struct Operand {
   std::int64_t tile;  // … from one tile to the next across it
 };
 
+template <class T>
+using VectorsOf = std::conditional_t<std::is_same_v<T, float>, FloatVectors, Vectors>;
+
 /// Packs `count` vectors: rows of a or, as pairs, columns of b.
-Operand packed(const Vectors& all, std::int64_t count, bool as_pairs, Scratch& scratch) {
-  const std::int64_t deep = ceil_div(all.depth, kTileDepth);
+template <class V>
+Operand packed(const V& all, std::int64_t count, bool as_pairs, Scratch& scratch) {
+  constexpr std::int64_t kNext = std::is_same_v<V, FloatVectors> ? 2 * kTileElements : kTileElements;
+  const std::int64_t deep = ceil_div(all.depth, kTileDepth) * (kNext / kTileElements);
   const std::int64_t tile = deep * kTileElements;
   const std::int64_t tiles = ceil_div(count, kTileVectors);
   if (static_cast<std::int64_t>(scratch.size()) < tiles * deep) {
@@ -48,18 +53,20 @@ Operand packed(const Vectors& all, std::int64_t count, bool as_pairs, Scratch& s
   BFloat16* const out = scratch.front().elements;
   parallel_for(tiles, kPackGrain / tile + 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      Vectors some = all;
+      V some = all;
       some.data += t * kTileVectors * all.stride;
       some.count = static_cast<int>(std::min<std::int64_t>(kTileVectors, count - t * kTileVectors));
       pack_tiles(some, as_pairs, out + t * tile);
     }
   });
-  return {out, kTileDepth, kTileElements, tile};
+  return {out, kTileDepth, kNext, tile};
 }
 
 /// Whether tiles of rows can be read in place, and the rows of a tile do not map to the same cache sets.
-bool is_direct(Matrix<BFloat16> a, std::int64_t rows, std::int64_t depth) {
-  return a.column == 1 && rows % kTileVectors == 0 && depth % kTileDepth == 0 && 2 * a.row % 4096 != 0;
+template <class T>
+bool is_direct(Matrix<T> a, std::int64_t rows, std::int64_t depth) {
+  return std::is_same_v<T, BFloat16> && a.column == 1 && rows % kTileVectors == 0 && depth % kTileDepth == 0 &&
+         2 * a.row % 4096 != 0;
 }
 
 template <class Out>
@@ -69,6 +76,7 @@ struct Product {
   const float* start;  // nullptr: add to out
   Out* out;
   std::int64_t leading;
+  bool split;
 
   void run() const {
     const std::int64_t row_blocks = ceil_div(rows, kBlock);
@@ -106,7 +114,8 @@ struct Product {
                     .b_column_tile = b.tile,
                     .start = start != nullptr ? first.data() : nullptr,
                     .out = nullptr,
-                    .leading = kBlock};
+                    .leading = kBlock,
+                    .split = split};
     if constexpr (std::is_same_v<Out, float>) {
       if (valid_rows % kTileVectors == 0 && valid_columns % kTileVectors == 0) {
         block.out = to;
@@ -140,8 +149,8 @@ bool has_groups(std::int64_t rows, std::int64_t columns, std::int64_t depth) {
 }
 
 /// all.run() restricted to the columns in `b`.
-template <class Out>
-void multiply_groups(const Product<Out>& all, const Vectors& b) {
+template <class Out, class V>
+void multiply_groups(const Product<Out>& all, const V& b) {
   const std::int64_t groups = ceil_div(all.columns, kGroup);
   std::atomic<std::int64_t> next{0};
   parallel_for(std::min<std::int64_t>(groups, num_threads()), 1, [&](std::int64_t, std::int64_t) {
@@ -149,7 +158,7 @@ void multiply_groups(const Product<Out>& all, const Vectors& b) {
     const TileSession session;
     for (std::int64_t group = next++; group < groups; group = next++) {
       const std::int64_t column = group * kGroup;
-      Vectors columns = b;
+      V columns = b;
       columns.data += column * b.stride;
       Product<Out> part = all;
       part.columns = std::min(kGroup, all.columns - column);
@@ -165,9 +174,11 @@ void multiply_groups(const Product<Out>& all, const Vectors& b) {
   });
 }
 
-template <class Out>
-void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
-              const float* start, Out* out) {
+template <class T, class Out>
+void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<T> a, Matrix<T> b, const float* start,
+              Out* out) {
+  constexpr bool kSplit = std::is_same_v<T, float>;
+  using V = VectorsOf<T>;
   static thread_local Scratch a_scratch, b_scratch;
   const std::int64_t padded_depth = ceil_div(depth, kTileDepth) * kTileDepth;
   const std::int64_t most = std::max<std::int64_t>(kPackedElements / padded_depth / kBlock, 1) * kBlock;
@@ -175,9 +186,13 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat1
   const std::int64_t most_rows = direct ? m : most;
   for (std::int64_t i = 0; i < m; i += most_rows) {
     const std::int64_t rows = std::min(most_rows, m - i);
-    const Operand left =
-        direct ? Operand{a.data, a.row, kTileDepth, kTileVectors * a.row}
-               : packed({a.data + i * a.row, a.row, a.column, kTileVectors, depth}, rows, false, a_scratch);
+    Operand left;
+    if constexpr (!kSplit) {
+      left = {a.data, a.row, kTileDepth, kTileVectors * a.row};
+    }
+    if (!direct) {
+      left = packed(V{a.data + i * a.row, a.row, a.column, kTileVectors, depth}, rows, false, a_scratch);
+    }
     if (has_groups(rows, n, depth)) {
       multiply_groups(Product<Out>{.rows = rows,
                                    .columns = n,
@@ -186,14 +201,15 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat1
                                    .b = {},
                                    .start = start,
                                    .out = out + i * n,
-                                   .leading = n},
-                      {b.data, b.column, b.row, kTileVectors, depth});
+                                   .leading = n,
+                                   .split = kSplit},
+                      V{b.data, b.column, b.row, kTileVectors, depth});
       continue;
     }
     for (std::int64_t j = 0; j < n; j += most) {
       const std::int64_t columns = std::min(most, n - j);
       const Operand right =
-          packed({b.data + j * b.column, b.column, b.row, kTileVectors, depth}, columns, true, b_scratch);
+          packed(V{b.data + j * b.column, b.column, b.row, kTileVectors, depth}, columns, true, b_scratch);
       Product<Out>{.rows = rows,
                    .columns = columns,
                    .depth = depth,
@@ -201,7 +217,8 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat1
                    .b = right,
                    .start = start != nullptr ? start + j : nullptr,
                    .out = out + i * n + j,
-                   .leading = n}
+                   .leading = n,
+                   .split = kSplit}
           .run();
     }
   }
@@ -222,6 +239,15 @@ void multiply_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matri
 void add_product_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
                           float* out) {
   multiply(m, n, depth, a, b, static_cast<const float*>(nullptr), out);
+}
+
+bool has_split_product(Matrix<float> a, Matrix<float> b) {
+  return a.column == 1 && b.row == 1 && bfloat16_unit() == Bfloat16Unit::amx;
+}
+
+void multiply_split(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<float> a, Matrix<float> b,
+                    const float* start, float* out) {
+  multiply(m, n, depth, a, b, start, out);
 }
 
 }  // namespace mica::gemm

@@ -19,4 +19,13 @@ void multiply_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matri
 void add_product_bfloat16(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<BFloat16> a, Matrix<BFloat16> b,
                           float* out);
 
+/// Whether multiply_split() can compute a product: on a CPU with AMX, if the rows of a and the columns of b are
+/// contiguous, as in linear layers.
+bool has_split_product(Matrix<float> a, Matrix<float> b);
+
+/// The product of float32 matrices with each element rounded to a sum of two bfloat16, which has 16 significant bits:
+/// see MatmulPrecision::bfloat16x2.
+void multiply_split(std::int64_t m, std::int64_t n, std::int64_t depth, Matrix<float> a, Matrix<float> b,
+                    const float* start, float* out);
+
 }  // namespace mica::gemm

@@ -16,9 +16,11 @@ namespace x86 {  // bfloat16_tiles_x86.cpp
 
 bool compiled();
 void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out);
+void pack_tiles(const FloatVectors& vectors, bool as_pairs, BFloat16* out);
 void begin_amx();
 void end_amx();
 void multiply_amx(const TileBlock& block);
+void multiply_split_amx(const TileBlock& block);
 void multiply_avx512(const TileBlock& block);
 
 }  // namespace x86
@@ -78,6 +80,7 @@ Bfloat16Unit bfloat16_unit() {
 void limit_bfloat16_unit(Bfloat16Unit most) { limit.store(most, std::memory_order_relaxed); }
 
 void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out) { x86::pack_tiles(vectors, as_pairs, out); }
+void pack_tiles(const FloatVectors& vectors, bool as_pairs, BFloat16* out) { x86::pack_tiles(vectors, as_pairs, out); }
 
 TileSession::TileSession() : unit_(bfloat16_unit()) {
   if (unit_ == Bfloat16Unit::amx) {
@@ -92,7 +95,11 @@ TileSession::~TileSession() {
 }
 
 void multiply_tiles(const TileSession& session, const TileBlock& block) {
-  session.unit() == Bfloat16Unit::amx ? x86::multiply_amx(block) : x86::multiply_avx512(block);
+  if (block.split) {
+    x86::multiply_split_amx(block);
+  } else {
+    session.unit() == Bfloat16Unit::amx ? x86::multiply_amx(block) : x86::multiply_avx512(block);
+  }
 }
 
 }  // namespace mica::gemm

@@ -41,6 +41,18 @@ struct Vectors {
 /// vector.
 void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out);
 
+/// The same for float32. The elements of a vector are contiguous: element is 1.
+struct FloatVectors {
+  const float* data;
+  std::int64_t stride, element;
+  int count;
+  std::int64_t depth;
+};
+
+/// Packs each element x as two: high, x rounded to bfloat16, and low, x − high rounded. Each tile of high elements is
+/// followed by that of the low ones. For Bfloat16Unit::amx only.
+void pack_tiles(const FloatVectors& vectors, bool as_pairs, BFloat16* out);
+
 /// Up to 2 x 2 tiles of the output.
 struct TileBlock {
   int row_tiles, column_tiles;  // 1 or 2
@@ -54,6 +66,9 @@ struct TileBlock {
   const float* start;          // initial value of each column's sums, 16 per column tile; nullptr: the values in `out`
   float* out;
   std::int64_t leading;  // elements from one row of the output to the next
+  // Whether a and b were packed from FloatVectors. Then a_next is 2 kTileElements, and the product is that of the high
+  // parts plus those of high and low: all but low · low.
+  bool split = false;
 };
 
 /// While it exists, its thread may call multiply_tiles(). Several threads may have one each.

@@ -78,6 +78,41 @@ void pack_tiles(const Vectors& vectors, bool as_pairs, BFloat16* out) {
   }
 }
 
+namespace {
+
+// 16 elements of bfloat16 as float32.
+__m512 widened(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
+}  // namespace
+
+void pack_tiles(const FloatVectors& vectors, bool as_pairs, BFloat16* out) {
+  for (std::int64_t k = 0; k < vectors.depth; k += kTileDepth) {
+    const __mmask32 mask = first(vectors.depth - k);
+    __m512i high[16], low[16];
+    for (int i = 0; i < 16; ++i) {
+      high[i] = low[i] = _mm512_setzero_si512();
+      if (i < vectors.count) {
+        const float* const from = vectors.data + i * vectors.stride + k;
+        const __m512 x = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), from);
+        const __m512 y = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), from + 16);
+        high[i] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x));
+        const __m512 rest_x = _mm512_sub_ps(x, widened(_mm512_castsi512_si256(high[i])));
+        const __m512 rest_y = _mm512_sub_ps(y, widened(_mm512_extracti64x4_epi64(high[i], 1)));
+        low[i] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(rest_y, rest_x));
+      }
+    }
+    if (as_pairs) {
+      transpose(high);
+      transpose(low);
+    }
+    for (int i = 0; i < 16; ++i) {
+      _mm512_store_si512(out + i * kTileDepth, high[i]);
+      _mm512_store_si512(out + kTileElements + i * kTileDepth, low[i]);
+    }
+    out += 2 * kTileElements;
+  }
+}
+
 void begin_amx() {
   // A constant: g++ 12 assumes that the instruction reads only eight bytes, and drops stores to the others.
   struct alignas(64) Config {
@@ -93,7 +128,7 @@ void end_amx() { _tile_release(); }
 
 // Tiles 0 to 3 are sums, 4 and 5 hold a, 6 and 7 hold b.
 template <int kRowTiles, int kColumnTiles>
-static void multiply_amx(const TileBlock& block) {
+static void load_sums(const TileBlock& block) {
   // g++ 12 does not know that the loads read memory.
   __asm__ volatile("" ::: "memory");
   const float* const from = block.start != nullptr ? block.start : block.out;
@@ -109,26 +144,10 @@ static void multiply_amx(const TileBlock& block) {
   if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
     _tile_loadd(3, from + down + 16, row_bytes);
   }
-  const BFloat16* a = block.a;
-  const BFloat16* b = block.b;
-  for (std::int64_t k = 0; k < block.depth_tiles; ++k) {
-    _tile_loadd(4, a, 2 * block.a_row);
-    _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kColumnTiles == 2) {
-      _tile_loadd(7, b + block.b_column_tile, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (kRowTiles == 2) {
-      _tile_loadd(5, a + block.a_row_tile, 2 * block.a_row);
-      _tile_dpbf16ps(2, 5, 6);
-    }
-    if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    a += block.a_next;
-    b += kTileElements;
-  }
+}
+
+template <int kRowTiles, int kColumnTiles>
+static void store_sums(const TileBlock& block) {
   _tile_stored(0, block.out, 4 * block.leading);
   if constexpr (kColumnTiles == 2) {
     _tile_stored(1, block.out + 16, 4 * block.leading);
@@ -141,11 +160,84 @@ static void multiply_amx(const TileBlock& block) {
   }
 }
 
+// Adds the products of the tiles of a and b that are loaded.
+template <int kRowTiles, int kColumnTiles>
+static void add_products() {
+  _tile_dpbf16ps(0, 4, 6);
+  if constexpr (kColumnTiles == 2) {
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  if constexpr (kRowTiles == 2) {
+    _tile_dpbf16ps(2, 5, 6);
+  }
+  if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+template <int kRowTiles>
+static void load_a(const BFloat16* a, const TileBlock& block) {
+  _tile_loadd(4, a, 2 * block.a_row);
+  if constexpr (kRowTiles == 2) {
+    _tile_loadd(5, a + block.a_row_tile, 2 * block.a_row);
+  }
+}
+
+template <int kColumnTiles>
+static void load_b(const BFloat16* b, const TileBlock& block) {
+  _tile_loadd(6, b, 64);
+  if constexpr (kColumnTiles == 2) {
+    _tile_loadd(7, b + block.b_column_tile, 64);
+  }
+}
+
+template <int kRowTiles, int kColumnTiles>
+static void multiply_amx(const TileBlock& block) {
+  load_sums<kRowTiles, kColumnTiles>(block);
+  const BFloat16* a = block.a;
+  const BFloat16* b = block.b;
+  for (std::int64_t k = 0; k < block.depth_tiles; ++k) {
+    load_a<kRowTiles>(a, block);
+    load_b<kColumnTiles>(b, block);
+    add_products<kRowTiles, kColumnTiles>();
+    a += block.a_next;
+    b += kTileElements;
+  }
+  store_sums<kRowTiles, kColumnTiles>(block);
+}
+
+template <int kRowTiles, int kColumnTiles>
+static void multiply_split_amx(const TileBlock& block) {
+  load_sums<kRowTiles, kColumnTiles>(block);
+  const BFloat16* a = block.a;
+  const BFloat16* b = block.b;
+  for (std::int64_t k = 0; k < block.depth_tiles; ++k) {
+    load_a<kRowTiles>(a, block);                     // high
+    load_b<kColumnTiles>(b + kTileElements, block);  // low
+    add_products<kRowTiles, kColumnTiles>();
+    load_b<kColumnTiles>(b, block);
+    add_products<kRowTiles, kColumnTiles>();
+    load_a<kRowTiles>(a + kTileElements, block);
+    add_products<kRowTiles, kColumnTiles>();
+    a += block.a_next;
+    b += 2 * kTileElements;
+  }
+  store_sums<kRowTiles, kColumnTiles>(block);
+}
+
 void multiply_amx(const TileBlock& block) {
   if (block.row_tiles == 2) {
     block.column_tiles == 2 ? multiply_amx<2, 2>(block) : multiply_amx<2, 1>(block);
   } else {
     block.column_tiles == 2 ? multiply_amx<1, 2>(block) : multiply_amx<1, 1>(block);
+  }
+}
+
+void multiply_split_amx(const TileBlock& block) {
+  if (block.row_tiles == 2) {
+    block.column_tiles == 2 ? multiply_split_amx<2, 2>(block) : multiply_split_amx<2, 1>(block);
+  } else {
+    block.column_tiles == 2 ? multiply_split_amx<1, 2>(block) : multiply_split_amx<1, 1>(block);
   }
 }
 
@@ -219,9 +311,11 @@ namespace mica::gemm::x86 {
 
 bool compiled() { return false; }
 void pack_tiles(const Vectors&, bool, BFloat16*) {}
+void pack_tiles(const FloatVectors&, bool, BFloat16*) {}
 void begin_amx() {}
 void end_amx() {}
 void multiply_amx(const TileBlock&) {}
+void multiply_split_amx(const TileBlock&) {}
 void multiply_avx512(const TileBlock&) {}
 
 }  // namespace mica::gemm::x86

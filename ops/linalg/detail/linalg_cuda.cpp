@@ -19,7 +19,6 @@ namespace {
 constexpr std::int64_t kLargeMatrix = 256;
 // The largest matrices of the batched Jacobi algorithms.
 constexpr std::int64_t kJacobiMatrix = 32;
-constexpr int kMostSweeps = 400;  // of Jacobi's algorithm for large matrices
 
 using Solved = Types<float, double>;
 
@@ -83,7 +82,6 @@ class SvdParameters {
     cuda::check(cusolverDnXgesvdjSetSortEig(info_, 1), "cusolverDnXgesvdjSetSortEig");
     cuda::check(cusolverDnXgesvdjSetTolerance(info_, std::numeric_limits<T>::epsilon()),
                 "cusolverDnXgesvdjSetTolerance");
-    cuda::check(cusolverDnXgesvdjSetMaxSweeps(info_, kMostSweeps), "cusolverDnXgesvdjSetMaxSweeps");
   }
   ~SvdParameters() { (void)cusolverDnDestroyGesvdjInfo(info_); }
   SvdParameters(const SvdParameters&) = delete;
@@ -144,30 +142,32 @@ void svd_of_small(const Svd& args) {
   }
 }
 
+// The QR algorithm, for matrices with at least as many rows as columns. Jacobi's, cusolverDnDgesvdj, did not converge
+// or gave wrong results for some matrices of 70 rows.
 template <class T>
 void svd_of_each(const Svd& args) {
   const Batch<T> a(args.a, "svd");
-  const int k = std::min(a.rows, a.columns);
-  const int economic = args.vectors && args.u.size(1) + args.v.size(1) > 2 * k ? 0 : 1;
-  const cusolverEigMode_t mode = args.vectors ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
+  const signed char u_kind = !args.vectors ? 'N' : args.u.size(1) > a.columns ? 'A' : 'S';
+  const signed char vt_kind = args.vectors ? 'A' : 'N';
+  const Tensor unused = view(workspace<T>(1, a.device), {1, 1, 1});
+  const Tensor transposed_v = args.vectors ? empty({a.count, a.columns, a.columns}, args.a.dtype(), a.device) : unused;
   const Batch<T> s(args.s, "svd");
-  const Tensor unused = workspace<T>(1, a.device);
-  const Batch<T> u(args.vectors ? args.u : view(unused, {1, 1, 1}), "svd");
-  const Batch<T> v(args.vectors ? args.v : view(unused, {1, 1, 1}), "svd");
-  static thread_local const SvdParameters<T> parameters;
+  const Batch<T> u(args.vectors ? args.u : unused, "svd");
+  const Batch<T> vt(transposed_v, "svd");
   const auto handle = cuda::cusolver_handle();
   int size = 0;
-  cuda::check(of_type<T>(cusolverDnSgesvdj_bufferSize, cusolverDnDgesvdj_bufferSize)(
-                  handle, mode, economic, a.rows, a.columns, a.data, a.rows, s.data, u.data, a.rows, v.data, a.columns,
-                  &size, parameters.get()),
-              "cusolverDngesvdj_bufferSize");
+  cuda::check(of_type<T>(cusolverDnSgesvd_bufferSize, cusolverDnDgesvd_bufferSize)(handle, a.rows, a.columns, &size),
+              "cusolverDngesvd_bufferSize");
   const Tensor work = workspace<T>(size, a.device);
   for (int i = 0; i < a.count; ++i) {
     const int vectors = args.vectors ? i : 0;
-    cuda::check(of_type<T>(cusolverDnSgesvdj, cusolverDnDgesvdj)(
-                    handle, mode, economic, a.rows, a.columns, a[i], a.rows, s[i], u[vectors], a.rows, v[vectors],
-                    a.columns, work.data<T>(), size, args.info.data<int>() + i, parameters.get()),
-                "cusolverDngesvdj");
+    cuda::check(of_type<T>(cusolverDnSgesvd, cusolverDnDgesvd)(
+                    handle, u_kind, vt_kind, a.rows, a.columns, a[i], a.rows, s[i], u[vectors], a.rows, vt[vectors],
+                    a.columns, work.data<T>(), size, nullptr, args.info.data<int>() + i),
+                "cusolverDngesvd");
+  }
+  if (args.vectors) {
+    copy_into(args.v, transpose(transposed_v, 1, 2));
   }
 }
 
@@ -350,7 +350,6 @@ void qr(Cuda, const Qr& args) {
 void svd(Cuda cuda, const Svd& args) {
   const bool is_small = args.a.size(0) > 1 && args.a.size(1) <= kJacobiMatrix && args.a.size(2) <= kJacobiMatrix;
   if (!is_small && args.a.size(2) < args.a.size(1)) {
-    // For matrices with more columns than rows, gesvdj gave wrong values or did not converge.
     const Tensor tall = contiguous_data(transpose(args.a, 1, 2));
     svd(cuda, {.a = tall, .u = args.v, .s = args.s, .v = args.u, .info = args.info, .vectors = args.vectors});
     return;

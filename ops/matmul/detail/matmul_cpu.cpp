@@ -11,6 +11,7 @@
 #include <mica/ops/gemm/detail/few_rows.h>
 #include <mica/ops/gemm/detail/gemm_cpu.h>
 #include <mica/ops/matmul/detail/matmul_kernels.h>
+#include <mica/ops/matmul/matmul.h>
 #include <mica/ops/reduce/detail/reduce_kernels.h>
 
 namespace mica::kernels {
@@ -59,6 +60,12 @@ void multiply(const MatmulArgs& args) {
       if (m <= gemm::kFewRows) {
         gemm::multiply_few_rows(m, n, depth, a, b, args.bias.data_or_null<T>(), out);
         continue;
+      }
+      if constexpr (std::is_same_v<T, float>) {
+        if (float32_matmul_precision() == MatmulPrecision::bfloat16x2 && gemm::has_split_product(a, b)) {
+          gemm::multiply_split(m, n, depth, a, b, start, out);
+          continue;
+        }
       }
       if (!wide) {
         gemm::multiply<S, T, T>(m, n, depth, a, b, start, out, scratch);

@@ -8,6 +8,7 @@
 #include <Eigen/Core>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <type_traits>
 
@@ -60,17 +61,37 @@ template <bool kCentered, class S>
   });
 }
 
+// A row of sum = residual + (x + x_bias).
+template <class T, class S>
+[[gnu::flatten]] void add_row(const T* x, const T* residual, const S* x_bias, std::int64_t n, T* sum,
+                              std::array<Buffer<S>, 3>& buffers) {
+  const S* const a = as_sums<S>(x, n, buffers[0]);
+  const S* const b = as_sums<S>(residual, n, buffers[1]);
+  write_as<S>(sum, n, buffers[2], [&](S* to) {
+    for_packs<S>(0, n, [&]<class V, int>(std::int64_t i) {
+      store<V>(to + i, load<V>(b + i) + (load<V>(a + i) + load<V>(x_bias + i)));
+    });
+  });
+}
+
 template <bool kCentered, class T, class S = Accumulate<T>>
-void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias) {
+void forward_rows(const NormForward& args, std::int64_t begin, std::int64_t end, const S* weight, const S* bias,
+                  const S* x_bias) {
   const std::int64_t n = args.columns;
   S* const means = args.mean.data_or_null<S>();
   S* const mean_rests = mean_rest_of<S>(args.mean);
   S* const rstds = args.rstd.data_or_null<S>();
   Buffer<S> buffer;
+  std::array<Buffer<S>, 3> of_sum;
   for (std::int64_t row = begin; row < end; ++row) {
-    const T* const x_row = args.x.data<T>() + row * n;
+    const T* x_row = args.x.data<T>() + row * n;
     T* const y_row = args.y.data<T>() + row * n;
     const Prefetch next_x(row + 1 < end ? x_row + n : x_row);
+    if (args.sum.defined()) {
+      T* const sum_row = args.sum.data<T>() + row * n;
+      add_row(x_row, args.residual.data<T>() + row * n, x_bias, n, sum_row, of_sum);
+      x_row = sum_row;
+    }
     const S* x = as_sums<S>(x_row, n, buffer);
     Moments<S> m = moments<kCentered>(x, n, Prefetch(y_row));
     S scale = 1;
@@ -249,12 +270,21 @@ void norm_forward(Cpu, const NormForward& args) {
     using S = Accumulate<T>;
     const Buffer<S> weight = parameter<T>(args.weight, args.columns, 1, "norm");
     const Buffer<S> bias = parameter<T>(args.bias, args.centered ? args.columns : 0, 0, "norm");
+    const Buffer<S> x_bias = parameter<T>(args.x_bias, args.sum.defined() ? args.columns : 0, 0, "norm");
     parallel_for(args.rows, std::max<std::int64_t>(kRowGrain / args.columns, 1),
                  [&](std::int64_t begin, std::int64_t end) {
-                   args.centered ? forward_rows<true, T>(args, begin, end, weight.data(), bias.data())
-                                 : forward_rows<false, T>(args, begin, end, weight.data(), bias.data());
+                   args.centered ? forward_rows<true, T>(args, begin, end, weight.data(), bias.data(), x_bias.data())
+                                 : forward_rows<false, T>(args, begin, end, weight.data(), bias.data(), x_bias.data());
                  });
   });
+}
+
+bool add_norm_forward(Cpu, const NormForward& args) {
+  if (args.dropout.drops()) {
+    return false;
+  }
+  norm_forward(Cpu{}, args);
+  return true;
 }
 
 void norm_backward(Cpu, const NormBackward& args) {

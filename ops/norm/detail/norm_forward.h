@@ -37,13 +37,13 @@ struct NormForward {
   const Tensor& sum = kAbsent;       // out (M, N), x's dtype
 };
 
-/// Normalizes x. `args` has no residual.
+/// Normalizes x. On CUDA, `args` has no residual.
 void norm_forward(Cpu, const NormForward& args);
 void norm_forward(Cuda, const NormForward& args);
 
 /// Computes a sum and normalizes it. `args` has a residual. Returns false, and computes nothing, if there is no kernel:
-/// on the CPU, and for some shapes on CUDA.
-inline bool add_norm_forward(Cpu, const NormForward&) { return false; }
+/// with dropout on the CPU, and for some shapes on CUDA.
+bool add_norm_forward(Cpu, const NormForward& args);
 bool add_norm_forward(Cuda, const NormForward& args);
 
 // Shared by the kernels of both devices.

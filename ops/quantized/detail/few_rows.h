@@ -13,8 +13,11 @@ using WriteLine = void (*)(const S* line, S row_factor, const S* factors, std::i
 
 inline constexpr std::int64_t kFewQuantizedRows = 8;
 
+/// Whether the CPU has instructions for products of bytes, so that quantized_few_rows() may round x.
+bool has_integer_products();
+
 /// quantized_matmul_forward() for up to kFewQuantizedRows rows, with sums in float32 whose order depends only on K and
-/// the group size.
+/// the group size. Rounds x if args.rounds_x and has_integer_products().
 void quantized_few_rows(const QuantizedMatmulForward& args, WriteLine<float> write);
 
 }  // namespace mica::kernels

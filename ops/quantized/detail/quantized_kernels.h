@@ -18,6 +18,7 @@ struct QuantizedMatmulForward {
   Tensor columns;          // (N) contiguous, of the accumulation dtype, or undefined
   Tensor rows;             // (M), like columns
   Tensor y;                // (M, N) contiguous, of the dtype of x; out
+  bool rounds_x = false;   // whether x may be rounded to 8 bits: see RoundActivations
 };
 
 void quantized_matmul_forward(Cpu, const QuantizedMatmulForward& args);
