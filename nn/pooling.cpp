@@ -30,7 +30,7 @@ Tensor pool_tokens(const Tensor& features, const Tensor& visible, Pooling poolin
     return amax(masked_fill(features, logical_not(unsqueeze(seen, 2)), -INFINITY), {1});
   }
   const DType dtype = features.dtype() == float64 ? float64 : float32;
-  const Tensor positions = cumsum(ones({1, length}, dtype, device), 1);  // from 1; unlike arange(), can be captured
+  const Tensor positions = cumsum(ones({1, length}, dtype, device), 1);  // 1, 2, …
   Tensor weights = seen.to(dtype);
   if (pooling == Pooling::weighted_mean) {
     weights = weights * positions;

@@ -8,9 +8,7 @@
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/dropout/dropout.h>
 #include <mica/ops/elementwise/binary.h>
-#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/gated/gated.h>
-#include <mica/ops/scan/scan.h>
 #include <mica/ops/view/view.h>
 
 namespace mica::nn {
@@ -39,31 +37,31 @@ bool is_windowed(const ModernBertConfig& c, std::int64_t layer) {
 
 LayerNorm norm_of(const ModernBertConfig& c) { return LayerNorm{c.width, {.eps = c.norm_eps, .bias = c.norm_bias}}; }
 
-// Where a query sees a key: (1, 1, T, T), true up to `reach` tokens away.
-Tensor near_tokens(std::int64_t length, std::int64_t reach, Device device) {
-  const Tensor at = cumsum(ones({length}, int64, device), 0);  // unlike arange(), can be captured
-  const Tensor distance = unsqueeze(at, 1) - at;
-  const auto limit = static_cast<double>(reach);
-  return reshape(logical_and(distance <= limit, distance >= -limit), {1, 1, length, length});
-}
-
 }  // namespace
 
 ModernBertAttention::ModernBertAttention(const ModernBertConfig& c, std::int64_t layer)
     : heads(checked_modern(c).heads),
       dropout(c.attention_dropout),
+      reach(is_windowed(c, layer) ? std::optional(c.window / 2) : std::nullopt),
       qkv(child("Wqkv", Linear{c.width, 3 * c.width, {.bias = c.attention_bias}})),
       out(child("Wo", Linear{c.width, c.width, {.bias = c.attention_bias}})),
-      rotary(child("rotary", RotaryEmbedding{c.width / heads, is_windowed(c, layer) ? c.local_rotary : c.rotary})) {}
+      rotary(child("rotary", RotaryEmbedding{c.width / heads, reach ? c.local_rotary : c.rotary})) {}
 
 Tensor ModernBertAttention::operator()(const Tensor& x, const Tensor& mask) const {
   return call(*this, x, mask, [&](const Tensor& x, const Tensor& mask) {
     const std::int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
     const Tensor all = reshape(qkv(x), {batch, length, 3, heads, width / heads});
     const Tensor q = transpose(rotary(select(all, 2, 0)), 1, 2), k = transpose(rotary(select(all, 2, 1)), 1, 2);
+    const Tensor v = transpose(select(all, 2, 2), 1, 2);
     const double p = is_training() ? dropout : 0;
-    const Tensor y =
-        scaled_dot_product_attention(q, k, transpose(select(all, 2, 2), 1, 2), {.dropout = p, .mask = mask});
+    AttentionOptions options{.dropout = p, .mask = mask};
+    if (reach && length > *reach + 1) {
+      // The 2 · reach + 1 keys up to the last one that the query sees.
+      options.causal = true;
+      options.causal_offset = *reach;
+      options.window = 2 * *reach + 1;
+    }
+    const Tensor y = scaled_dot_product_attention(q, k, v, options);
     return mica::dropout(out(reshape(transpose(y, 1, 2), {batch, length, width})), p);
   });
 }
@@ -79,8 +77,7 @@ Tensor ModernBertMlp::operator()(const Tensor& x) const {
 }
 
 ModernBertLayer::ModernBertLayer(const ModernBertConfig& c, std::int64_t layer)
-    : has_window(is_windowed(checked_modern(c), layer)),
-      attn_norm(layer > 0 ? std::optional(child("attn_norm", norm_of(c))) : std::nullopt),
+    : attn_norm(layer > 0 ? std::optional(child("attn_norm", norm_of(checked_modern(c)))) : std::nullopt),
       attn(child("attn", ModernBertAttention{c, layer})),
       mlp_norm(child("mlp_norm", norm_of(c))),
       mlp(child("mlp", ModernBertMlp{c})) {}
@@ -132,18 +129,13 @@ ModernBert::ModernBert(const ModernBertConfig& c)
 Tensor ModernBert::operator()(const Tensor& tokens, const Tensor& visible) const {
   return call(*this, tokens, visible, [&](const Tensor& tokens, const Tensor& visible) {
     check(tokens.dim() == 2, "ModernBert: expected tokens of shape (B, T), got {}", tokens.shape());
-    const std::int64_t batch = tokens.size(0), length = tokens.size(1), reach = config.window / 2;
+    const std::int64_t batch = tokens.size(0), length = tokens.size(1);
     const Tensor mask =
         visible.defined() ? reshape(detail::visible_tokens("ModernBert", visible, batch, length), {batch, 1, 1, length})
                           : Tensor{};
-    Tensor window_mask = mask;
-    if (length > reach + 1) {
-      const Tensor near = near_tokens(length, reach, tokens.device());
-      window_mask = mask.defined() ? logical_and(near, mask) : near;
-    }
     Tensor x = embeddings(tokens);
     for (const ModernBertLayer& layer : layers) {
-      x = layer(x, layer.has_window ? window_mask : mask);
+      x = layer(x, mask);
     }
     return final_norm(x);
   });

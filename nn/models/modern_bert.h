@@ -54,8 +54,9 @@ class ModernBertAttention : public Module {
 
   std::int64_t heads;
   double dropout;
-  Linear qkv;  // "Wqkv"
-  Linear out;  // "Wo"
+  std::optional<std::int64_t> reach;  // with a window: tokens see those up to this far away
+  Linear qkv;                         // "Wqkv"
+  Linear out;                         // "Wo"
   RotaryEmbedding rotary;
 };
 
@@ -78,7 +79,6 @@ class ModernBertLayer : public Module {
   /// See ModernBertAttention.
   Tensor operator()(const Tensor& x, const Tensor& mask) const;
 
-  bool has_window;
   std::optional<LayerNorm> attn_norm;
   ModernBertAttention attn;
   LayerNorm mlp_norm;
@@ -96,8 +96,7 @@ class ModernBert : public Module {
   explicit ModernBert(const ModernBertConfig& config);  ///< throws unless the sizes fit together
 
   /// Tokens (B, T), int64 or int32, to features (B, T, width). `visible` (B, T), bool or integers: false or 0 for
-  /// padding, which no token attends to; undefined: all are visible. If T is greater than window / 2 + 1, a mask (T,
-  /// T), or (B, T, T) with `visible`, is made.
+  /// padding, which no token attends to; undefined: all are visible.
   Tensor operator()(const Tensor& tokens, const Tensor& visible = {}) const;
 
   /// What the head computes from the features (B, T, width): see EncoderHead for shapes. `visible`, as above, matters

@@ -15,10 +15,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from make_adapters import ADAPTERS, FEATURES, TARGETS, loss_of
-from make_fixtures import FOLDER
+from make_fixtures import FOLDER, outputs_of
 
 
 def main():
@@ -40,7 +40,15 @@ def main():
     error = (pooled - load_file(folder / "pooled.safetensors")["pooled"]).abs().max().item()
     print(f"bert: features differ by {error:.2g}")
     failed += error > 1e-5
-    print(f"{len(TARGETS) + len(FEATURES) + 1 - failed} passed, {failed} failed")
+    name = "xlm_roberta_sequence"
+    base = AutoModelForSequenceClassification.from_pretrained(FOLDER / name, attn_implementation="eager").eval()
+    model = PeftModel.from_pretrained(base, pathlib.Path(sys.argv[1]) / "classifier").eval()
+    logits = outputs_of(model, load_file(FOLDER / name / "expected.safetensors"))[0]["logits"]
+    expected = torch.tensor(json.loads((ADAPTERS / "classifier" / "logits.json").read_text()))
+    error = (logits.flatten() - expected).abs().max().item()
+    print(f"classifier: logits differ by {error:.2g}")
+    failed += error > 1e-5
+    print(f"{len(TARGETS) + len(FEATURES) + 2 - failed} passed, {failed} failed")
     return failed > 0
 
 
