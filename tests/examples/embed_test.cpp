@@ -94,6 +94,7 @@ class Embed : public testing::Test {
 // Among the texts are an empty one and one of 300 letters, which is cut to 12 tokens.
 TEST_F(Embed, GivesTheVectorsOfSentenceTransformers) {
   expect_vectors("", "vectors.npy");
+  expect_vectors("--device auto", "vectors.npy");
   expect_vectors("--precision float32", "vectors.npy", kWidth, 1e-6F);
   expect_vectors("--batch 1", "vectors.npy");
   expect_vectors("--batch 4", "vectors.npy");

@@ -100,8 +100,10 @@ struct Product {
     const std::int64_t valid_columns = std::min<std::int64_t>(kBlock, columns - j * kBlock);
     Out* const to = out + i * kBlock * leading + j * kBlock;
     alignas(64) std::array<float, kBlock> first{};
-    if (start != nullptr) {
-      std::copy_n(start + j * kBlock, valid_columns, first.data());
+    const float* from = start != nullptr ? start + j * kBlock : nullptr;
+    if (start != nullptr && valid_columns < kBlock) {  // loads of a whole one would wait for the copy
+      std::copy_n(from, valid_columns, first.data());
+      from = first.data();
     }
     TileBlock block{.row_tiles = static_cast<int>(ceil_div(valid_rows, kTileVectors)),
                     .column_tiles = static_cast<int>(ceil_div(valid_columns, kTileVectors)),
@@ -112,7 +114,7 @@ struct Product {
                     .a_row_tile = a.tile,
                     .b = b.data + 2 * j * b.tile,
                     .b_column_tile = b.tile,
-                    .start = start != nullptr ? first.data() : nullptr,
+                    .start = from,
                     .out = nullptr,
                     .leading = kBlock,
                     .split = split};
