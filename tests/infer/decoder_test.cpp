@@ -10,6 +10,9 @@
 #include <mica/nn/lora.h>
 #include <mica/nn/models/starcoder.h>
 #include <mica/nn/quantized_linear.h>
+#include <mica/ops/elementwise/binary.h>
+#include <mica/ops/quantized/detail/few_rows.h>
+#include <mica/ops/quantized/round_activations.h>
 #include <mica/ops/reduce/reduce.h>
 #include <mica/ops/view/view.h>
 
@@ -71,6 +74,30 @@ TEST(Decoder, GivesTheLogitsOfTheModel) {
       }
       expect_logits_of_model(randomized(nn::Starcoder(starcoder_config()), dtype, device), tolerance_of(dtype));
     }
+  }
+}
+
+TEST(Decoder, RoundsActivationsOfQuantizedModels) {
+  if (!kernels::has_integer_products()) {
+    GTEST_SKIP() << "this CPU has no products of bytes";
+  }
+  const autograd::NoGrad no_grad;
+  for (const int bits : {8, 4}) {
+    manual_seed(21);
+    nn::Llama llama = randomized(nn::Llama(llama_config()), float32, Device::cpu());
+    nn::quantize(llama, bits);
+    const Tensor tokens = randint(0, llama.config.vocab, {1, 12}, int64);
+    const auto logits_of = [&](bool rounds) {
+      infer::LlamaDecoder decoder(llama, {.round_activations = rounds});
+      decoder.prefill(slice(tokens, 1, 0, 11));
+      return decoder.step(select(tokens, 1, 11));
+    };
+    const Tensor exact = select(llama(tokens), 1, 11), rounded = logits_of(true);
+    expect_close(logits_of(false), exact, 1e-4, 1e-4);
+    const double difference = vector_norm(rounded - exact).item() / vector_norm(exact).item();
+    EXPECT_GT(difference, 1e-4) << bits;
+    EXPECT_LT(difference, 0.03) << bits;
+    EXPECT_FALSE(RoundActivations::is_on());
   }
 }
 

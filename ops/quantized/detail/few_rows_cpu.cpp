@@ -94,11 +94,11 @@ struct Rows {
   }
 };
 
+using Integers = Pack<std::int32_t>;
+
 #if defined(__AVX2__) && (!defined(__AVX512F__) || defined(__AVX512BW__))
 
 constexpr bool kHasIntegerProducts = true;
-
-using Integers = Pack<std::int32_t>;
 
 #if defined(__AVX512BW__)
 #define MICA_INTEGERS(name) _mm512_##name
@@ -162,6 +162,13 @@ class IntegerSum<8> {  // the sum of two products would not fit 16 bits
 #else
 
 constexpr bool kHasIntegerProducts = false;
+
+template <int kBits>
+class IntegerSum {  // never used, and so without definitions
+ public:
+  void add(const Words& bytes, const Integers& x);
+  Integers total() const;
+};
 
 #endif
 
