@@ -240,3 +240,24 @@ if(MICA_WITH_CUDA)
     target_sources(mica PRIVATE $<TARGET_OBJECTS:mica_sm90>)
   endif()
 endif()
+
+# The shared library is named after the version that its interface belongs to, since minor versions change it, and exports
+# only the interface. Tests and benchmarks also call internals.
+set_target_properties(mica PROPERTIES VERSION ${PROJECT_VERSION}
+                                      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+get_target_property(mica_type mica TYPE)
+if(mica_type STREQUAL "SHARED_LIBRARY" AND CMAKE_EXECUTABLE_FORMAT STREQUAL "ELF" AND
+   NOT MICA_TESTS AND NOT MICA_BENCHMARKS AND NOT MICA_FUZZ)
+  set(mica_exports "${PROJECT_BINARY_DIR}/exports")
+  file(GENERATE OUTPUT "${mica_exports}/objects" CONTENT "$<JOIN:$<TARGET_OBJECTS:mica>,\n>\n")
+  set(mica_interface "${MICA_GENERATED_INCLUDE}/mica/mica.h")
+  if(MICA_WITH_CUDA)
+    file(GLOB mica_cuda_headers "${PROJECT_SOURCE_DIR}/core/cuda/*.h" "${PROJECT_SOURCE_DIR}/core/cuda/*.cuh")
+    list(APPEND mica_interface ${mica_cuda_headers})
+  endif()
+  add_custom_command(TARGET mica PRE_LINK VERBATIM
+    COMMAND awk -v "nm=${CMAKE_NM}" -v "objects=${mica_exports}/objects" -v "include=${PROJECT_BINARY_DIR}/include"
+            -v version=mica_${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} -v "output=${mica_exports}/map"
+            -f "${PROJECT_SOURCE_DIR}/cmake/exports.awk" ${mica_interface})
+  target_link_options(mica PRIVATE "LINKER:--version-script=${mica_exports}/map")
+endif()
