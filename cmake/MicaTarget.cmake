@@ -58,9 +58,17 @@ target_compile_options(mica PRIVATE $<${mica_cxx}:-Wall -Wextra -Wpedantic>)
 # g++ 12 warns about uninitialized variables in its own AVX-512 intrinsics.
 target_compile_options(mica PRIVATE
                        $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>)
+# A project that adds this folder may have no build type. Without optimization, kernels take up to 100 times as long.
+set(mica_release $<CONFIG:Release>)
+string(TOUPPER "${CMAKE_BUILD_TYPE}" mica_build_type)
+if(NOT mica_build_type STREQUAL "DEBUG" AND NOT CMAKE_CONFIGURATION_TYPES AND
+   NOT "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${mica_build_type}}" MATCHES "(^| )-O")
+  target_compile_options(mica PRIVATE $<${mica_cxx}:-O2>)
+  set(mica_release 1)
+endif()
 # Full vectorization, but not the rest of -O3, which made builds take twice as long and programs no faster.
 target_compile_options(mica PRIVATE
-  $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<CONFIG:Release>>:-O2 -ftree-vectorize -fvect-cost-model=dynamic>)
+  $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,${mica_release}>:-O2 -ftree-vectorize -fvect-cost-model=dynamic>)
 # No kernel reads errno or uses traps; without these options, loops that call sqrt or compare do not vectorize.
 target_compile_options(mica PRIVATE $<${mica_cxx}:-fno-math-errno -fno-trapping-math>)
 # Template loops are marked as vectorizable; clang warns for types that it cannot vectorize.
@@ -98,15 +106,28 @@ if(MICA_UNITY)
   # It treats a source that another one includes as a header.
   target_compile_options(mica PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
-# Callers detect these instructions at run time.
 include(CheckCXXCompilerFlag)
+# This file tells which instructions the CPU lacks, so it must do without them, whatever the options of the others.
+check_cxx_compiler_flag(-march=x86-64 MICA_HAS_X86_64)
+if(MICA_HAS_X86_64)
+  set_source_files_properties(core/check.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON
+                              COMPILE_OPTIONS -march=x86-64)
+endif()
+# Callers detect these instructions at run time.
 check_cxx_compiler_flag("-mavx512bf16 -mamx-bf16" MICA_HAS_AMX)
 if(MICA_HAS_AMX)
   set_source_files_properties(ops/gemm/detail/bfloat16_tiles_x86.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON
                               COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512bf16;-mamx-tile;-mamx-bf16")
 endif()
 if(MICA_NATIVE)
-  target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
+  if(CMAKE_CROSSCOMPILING)
+    message(FATAL_ERROR "MICA_NATIVE is ON, but this build is for another machine. Set it to OFF, and CMAKE_CXX_FLAGS "
+                        "to -march=... for the CPU that programs run on")
+  endif()
+  check_cxx_compiler_flag(-march=native MICA_HAS_NATIVE)
+  if(MICA_HAS_NATIVE)
+    target_compile_options(mica PRIVATE $<${mica_cxx}:-march=native>)
+  endif()
   # Compilers that do not recognize the CPU would use only half of its vector width.
   check_cxx_compiler_flag(-mprefer-vector-width=512 MICA_HAS_VECTOR_WIDTH)
   if(MICA_HAS_VECTOR_WIDTH)
@@ -218,4 +239,25 @@ if(MICA_WITH_CUDA)
     endforeach()
     target_sources(mica PRIVATE $<TARGET_OBJECTS:mica_sm90>)
   endif()
+endif()
+
+# The shared library is named after the version that its interface belongs to, since minor versions change it, and exports
+# only the interface. Tests and benchmarks also call internals.
+set_target_properties(mica PROPERTIES VERSION ${PROJECT_VERSION}
+                                      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+get_target_property(mica_type mica TYPE)
+if(mica_type STREQUAL "SHARED_LIBRARY" AND CMAKE_EXECUTABLE_FORMAT STREQUAL "ELF" AND
+   NOT MICA_TESTS AND NOT MICA_BENCHMARKS AND NOT MICA_FUZZ)
+  set(mica_exports "${PROJECT_BINARY_DIR}/exports")
+  file(GENERATE OUTPUT "${mica_exports}/objects" CONTENT "$<JOIN:$<TARGET_OBJECTS:mica>,\n>\n")
+  set(mica_interface "${MICA_GENERATED_INCLUDE}/mica/mica.h")
+  if(MICA_WITH_CUDA)
+    file(GLOB mica_cuda_headers "${PROJECT_SOURCE_DIR}/core/cuda/*.h" "${PROJECT_SOURCE_DIR}/core/cuda/*.cuh")
+    list(APPEND mica_interface ${mica_cuda_headers})
+  endif()
+  add_custom_command(TARGET mica PRE_LINK VERBATIM
+    COMMAND awk -v "nm=${CMAKE_NM}" -v "objects=${mica_exports}/objects" -v "include=${PROJECT_BINARY_DIR}/include"
+            -v version=mica_${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} -v "output=${mica_exports}/map"
+            -f "${PROJECT_SOURCE_DIR}/cmake/exports.awk" ${mica_interface})
+  target_link_options(mica PRIVATE "LINKER:--version-script=${mica_exports}/map")
 endif()
