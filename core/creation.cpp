@@ -4,6 +4,7 @@
 #include <mica/core/capture.h>
 #include <mica/core/copy.h>
 #include <mica/core/creation.h>
+#include <mica/core/detail/copy_kernels.h>
 #include <mica/core/detail/number.h>
 
 namespace mica {
@@ -31,20 +32,14 @@ Tensor arange(double start, double end, double step, DType dtype, Device device)
       detail::check_number(step, int64, "arange");
     }
   }
-  const Tensor values = empty({n}, is_floating(dtype) ? float64 : int64);
-  if (is_floating(dtype)) {
-    double* const data = values.data<double>();
-    for (std::int64_t i = 0; i < n; ++i) {
-      data[i] = start + static_cast<double>(i) * step;
-    }
-  } else if (n > 0) {
-    std::int64_t* const data = values.data<std::int64_t>();
-    data[0] = static_cast<std::int64_t>(start);
-    for (std::int64_t i = 1; i < n; ++i) {
-      data[i] = data[i - 1] + static_cast<std::int64_t>(step);
-    }
+  const Tensor values = empty({n}, is_floating(dtype) ? float64 : int64, device);
+  if (n > 0) {
+    on_device(device, [&](auto tag) { kernels::fill_sequence(tag, values, start, n > 1 ? step : 0); });
   }
-  const Tensor x = empty(values.shape(), dtype, device);
+  if (values.dtype() == dtype) {
+    return values;
+  }
+  const Tensor x = empty({n}, dtype, device);
   copy_into(x, values);
   return x;
 }

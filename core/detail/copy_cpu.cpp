@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include <mica/core/detail/copy_kernels.h>
+#include <mica/core/detail/sequence.h>
 #include <mica/core/detail/wrap.h>
 #include <mica/core/elementwise_cpu.h>
 #include <mica/core/parallel.h>
@@ -50,6 +51,15 @@ void fill(Cpu device, const Tensor& x, double value) {
   on_dtype(AllTypes{}, x.dtype(), "fill", [&]<class T>() {
     using V = Accumulate<T>;
     elementwise<T>(device, Constant<V>{static_cast<V>(value)}, x);
+  });
+}
+
+void fill_sequence(Cpu, const Tensor& x, double start, double step) {
+  on_dtype(Types<double, std::int64_t>{}, x.dtype(), "arange", [&]<class T>() {
+    const Sequence<T> sequence{static_cast<T>(start), static_cast<T>(step)};
+    for (std::int64_t i = 0; i < x.numel(); ++i) {
+      x.data<T>()[i] = sequence(i);
+    }
   });
 }
 

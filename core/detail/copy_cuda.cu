@@ -9,6 +9,7 @@
 
 #include <mica/core/cuda/elementwise.cuh>
 #include <mica/core/detail/copy_kernels.h>
+#include <mica/core/detail/sequence.h>
 #include <mica/core/detail/wrap.h>
 
 namespace mica::kernels {
@@ -167,6 +168,15 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
+template <class T>
+__global__ void __launch_bounds__(cuda::kElementwiseThreads)
+    sequence_kernel(T* x, std::int64_t size, Sequence<T> sequence) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * cuda::kElementwiseThreads + threadIdx.x;
+  if (i < size) {
+    x[i] = sequence(i);
+  }
+}
+
 struct Sum {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -236,6 +246,16 @@ void fill(Cuda device, const Tensor& x, double value) {
   }
   on_dtype(AllTypes{}, x.dtype(), "fill", [&]<class T>() {
     elementwise<T>(device, Constant<T>{static_cast<T>(static_cast<Accumulate<T>>(value))}, x);
+  });
+}
+
+void fill_sequence(Cuda, const Tensor& x, double start, double step) {
+  on_dtype(Types<double, std::int64_t>{}, x.dtype(), "arange", [&]<class T>() {
+    const std::int64_t blocks = (x.numel() + cuda::kElementwiseThreads - 1) / cuda::kElementwiseThreads;
+    mica::check(blocks <= INT32_MAX, "arange: {} elements are too many", x.numel());
+    sequence_kernel<T><<<static_cast<unsigned>(blocks), cuda::kElementwiseThreads, 0, cuda::current_stream()>>>(
+        x.data<T>(), x.numel(), Sequence<T>{static_cast<T>(start), static_cast<T>(step)});
+    cuda::check_launch("sequence_kernel");
   });
 }
 

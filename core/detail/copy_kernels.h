@@ -17,6 +17,10 @@ void copy_many(Cuda, const Tensors& dst, const Tensors& src);
 void fill(Cpu, const Tensor& x, double value);
 void fill(Cuda, const Tensor& x, double value);
 
+/// x[i] = start + i · step, rounded once, for a contiguous vector of float64 or int64.
+void fill_sequence(Cpu, const Tensor& x, double start, double step);
+void fill_sequence(Cuda, const Tensor& x, double start, double step);
+
 /// dst += src; equal shapes and dtypes, any strides.
 void add_into(Cpu, const Tensor& dst, const Tensor& src);
 void add_into(Cuda, const Tensor& dst, const Tensor& src);

@@ -22,7 +22,7 @@ struct Options {
   std::string out = "image", tensorboard{};
   train::CheckpointOptions checkpoint{};
   std::int64_t size = 0, batch = 128;
-  double epochs = 8, lr = 3e-3, weight_decay = 0.02;
+  double epochs = 12, lr = 3e-3, weight_decay = 0.02;
   std::uint64_t seed = 1;
   int threads = 0, workers = 1;
 };

@@ -4,7 +4,6 @@
 
 #include <mica/autograd/autocast.h>
 #include <mica/autograd/grad_mode.h>
-#include <mica/core/creation.h>
 #include <mica/ops/attention/attention.h>
 #include <mica/ops/attention/detail/attention_plan.h>
 #include <mica/ops/attention/detail/composed_attention.h>
@@ -13,7 +12,6 @@
 #include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/join/join.h>
-#include <mica/ops/scan/scan.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -81,11 +79,13 @@ void check_operands(const char* name, const Tensor& q, const Tensor& k, const Te
 }
 
 detail::AttentionRule rule_of(const Tensor& q, const AttentionOptions& options) {
+  const bool all_in_window = q.size(-2) + options.causal_offset <= options.window;
   const double width = static_cast<double>(std::max<std::int64_t>(q.size(-1), 1));
   return {.scale = options.scale.value_or(1 / std::sqrt(width)),
           .cap = options.cap,
           .causal = options.causal,
           .causal_offset = options.causal ? options.causal_offset : 0,
+          .window = all_in_window ? 0 : options.window,
           .dropout = options.dropout > 0
                          ? WeightDropout{next_philox_key(), WeightDropout::threshold_of(options.dropout)}
                          : WeightDropout{}};
@@ -107,6 +107,7 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
       .value_width = v.size(-1),
       .masked = options.mask.defined(),
       .mask_gradient = options.mask.defined() && autograd::grad_enabled() && options.mask.requires_grad(),
+      .windowed = rule.window > 0,
       .drops = options.dropout > 0,
       .capped = options.cap > 0,
       .empty = q.numel() == 0 || k.numel() == 0 || v.numel() == 0};
@@ -120,6 +121,9 @@ std::optional<detail::FusedCall> choose(const char* name, const Tensor& q, const
     if (std::optional<detail::FusedCall> call = detail::prepare_fused_attention(backend, q, k, v, options.mask, rule)) {
       return call;
     }
+  }
+  if (rule.window > 0) {
+    return std::nullopt;  // each block of queries requires the backend
   }
   fail("{}: the {} backend does not support q {}, k {} and v {} of {} on {} with these options", name,
        name_of(options.backend), q.shape(), k.shape(), v.shape(), q.dtype(), q.device());
@@ -144,12 +148,7 @@ Tensor windowed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const std::int64_t queries = q.size(-2), keys = k.size(-2), window = options.window, offset = options.causal_offset;
   AttentionOptions part = options;
   part.window = 0;
-  if (queries + offset <= window) {  // the last query reaches back to the first key
-    return scaled_dot_product_attention(q, k, v, part);
-  }
   const std::int64_t block = std::clamp(window, kLeast, q.device().is_cuda() ? kMostCuda : kMostCpu);
-  const std::int64_t longest = std::max(std::min(keys, window + block), std::min(queries, block));
-  const Tensor indices = cumsum(ones({longest}, int64, q.device()), 0) - 1;  // unlike arange(), can be captured
   Tensors parts;
   Tensor near;  // (rows, columns): whether a key is within a query's window
   std::int64_t near_shift = 0;
@@ -163,7 +162,7 @@ Tensor windowed_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
       // Query first + i sees key begin + j if j > i + shift.
       const std::int64_t shift = first + offset - window - begin;
       if (!near.defined() || near_shift != shift || near.shape() != Shape{rows, columns}) {
-        near = gt(slice(indices, 0, 0, columns), unsqueeze(slice(indices, 0, 0, rows), 1) + static_cast<double>(shift));
+        near = detail::columns_after(rows, columns, shift, q.device());
         near_shift = shift;
       }
       if (!part.mask.defined()) {
@@ -192,12 +191,12 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   }
   check_operands(kName, q, k, v);
   check_options(kName, q, k, options);
-  if (options.window > 0) {
-    return windowed_attention(q, k, v, options);
-  }
   const detail::AttentionRule rule = rule_of(q, options);
   if (std::optional<detail::FusedCall> call = choose(kName, q, k, v, options, rule)) {
     return detail::fused_attention(std::move(*call), q, k, v, rule);
+  }
+  if (rule.window > 0) {
+    return windowed_attention(q, k, v, options);
   }
   return detail::composed_attention(q, k, v, options.mask, rule);
 }
@@ -219,9 +218,6 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOpti
     return transpose(reshape(x, {x.size(0), x.size(1), heads, width / heads}), 1, 2);
   };
   const auto joined = [&](const Tensor& y) { return reshape(transpose(y, 1, 2), {qkv.size(0), qkv.size(1), width}); };
-  if (options.window > 0) {
-    return joined(scaled_dot_product_attention(by_head(0), by_head(1), by_head(2), options));
-  }
   detail::AttentionRule rule;
   std::optional<detail::FusedCall> call;
   {
@@ -233,6 +229,9 @@ Tensor self_attention(const Tensor& qkv, std::int64_t heads, const AttentionOpti
   }
   if (call) {
     return detail::fused_self_attention(std::move(*call), qkv, rule);
+  }
+  if (rule.window > 0) {
+    return joined(windowed_attention(by_head(0), by_head(1), by_head(2), options));
   }
   return joined(detail::composed_attention(by_head(0), by_head(1), by_head(2), options.mask, rule));
 }

@@ -22,8 +22,8 @@ struct AttentionOptions {
   /// 0 aligns the first query with the first key, like PyTorch's is_causal; S − T aligns the last query with the last
   /// key, as needed if S − T keys come from a cache. In [−T, max(S, T)].
   std::int64_t causal_offset = 0;
-  /// With `causal`: query t sees only the last `window` of these keys, itself included. 0: all. Queries are processed
-  /// in blocks, each with the keys that it may see, so time and memory grow with T · window.
+  /// With `causal`: query t sees only the last `window` of these keys, itself included. 0: all. Without cuDNN's kernel,
+  /// queries are processed in blocks, each with the keys that it may see, so time and memory grow with T · window.
   std::int64_t window = 0;
   std::optional<double> scale{};  ///< multiplies the scores; 1/√D unless given
   /// Bounds the scaled scores s, before the mask: cap · tanh(s / cap), as in Gemma 2. 0: no cap. Composed only.

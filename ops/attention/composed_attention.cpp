@@ -2,9 +2,11 @@
 
 #include <mica/autograd/function.h>
 #include <mica/core/copy.h>
+#include <mica/core/creation.h>
 #include <mica/ops/attention/detail/attention_kernels.h>
 #include <mica/ops/attention/detail/composed_attention.h>
 #include <mica/ops/elementwise/binary.h>
+#include <mica/ops/elementwise/compare.h>
 #include <mica/ops/elementwise/unary.h>
 #include <mica/ops/elementwise/where.h>
 #include <mica/ops/matmul/matmul.h>
@@ -143,6 +145,12 @@ std::pair<Tensor, double> masked(const Tensor& scores, const Tensor& mask, doubl
 
 }  // namespace
 
+Tensor columns_after(std::int64_t rows, std::int64_t columns, std::int64_t shift, Device device) {
+  const Tensor row = arange(static_cast<double>(rows), int64, device);
+  const Tensor column = arange(static_cast<double>(columns), int64, device);
+  return gt(column, unsqueeze(row, 1) + static_cast<double>(shift));
+}
+
 Tensor composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                           const AttentionRule& rule) {
   const DType dtype = compute_dtype(q.dtype());
@@ -162,7 +170,10 @@ Tensors composed_attention_gradients(const Tensor& q, const Tensor& k, const Ten
   const Groups groups(q, k);
   const Tensor queries = groups.by_key_head(q.to(dtype)), keys = k.to(dtype), values = v.to(dtype);
   const Tensor douts = groups.by_key_head(dy.to(dtype));
-  const auto [scores, scale] = masked(groups.by_query_head(matmul(queries, transposed(keys))), mask, rule.scale);
+  // Only fused kernels without a mask have a window.
+  const Tensor seen =
+      rule.window == 0 ? mask : columns_after(q.size(-2), k.size(-2), rule.causal_offset - rule.window, q.device());
+  const auto [scores, scale] = masked(groups.by_query_head(matmul(queries, transposed(keys))), seen, rule.scale);
   const Tensor weights = autograd::apply(AttentionWeights{scale, rule.causal, rule.causal_offset}, scores);
   const Tensor dvalues = matmul(transposed(groups.by_key_head(dropped(weights, rule))), douts);
   const Tensor dweights = dropped(groups.by_query_head(matmul(douts, transposed(values))), rule);

@@ -13,7 +13,7 @@ namespace mica::detail {
 namespace {
 
 struct BlockedKernels {
-  static bool supports(Cpu, const kernels::FusedAttention& args) { return !args.mask.defined(); }
+  static bool supports(Cpu, const kernels::FusedAttention& args) { return !args.mask.defined() && args.window == 0; }
   static void forward(Cpu device, const kernels::FusedAttention& args) {
     kernels::blocked_attention_forward(device, args);
   }
@@ -119,6 +119,7 @@ kernels::FusedAttentionBackward backward_args(const AttentionRule& rule, const T
           .scale = rule.scale,
           .causal = rule.causal,
           .causal_offset = rule.causal_offset,
+          .window = rule.window,
           .mask = mask,
           .dropout = rule.dropout};
 }
@@ -233,6 +234,7 @@ std::optional<FusedCall> prepare_fused_attention(AttentionBackend backend, const
                   .scale = rule.scale,
                   .causal = rule.causal,
                   .causal_offset = rule.causal_offset,
+                  .window = rule.window,
                   .mask = prepared_mask(mask, q, k),
                   .dropout = rule.dropout}};
   bool supported = false;

@@ -14,7 +14,6 @@
 #include <mica/ops/join/join.h>
 #include <mica/ops/rearrange/rearrange.h>
 #include <mica/ops/reduce/reduce.h>
-#include <mica/ops/scan/scan.h>
 #include <mica/ops/view/view.h>
 
 namespace mica {
@@ -27,7 +26,7 @@ using kernels::FftKind;
 // `middle` for the others, which stand for two. Shape (n / 2 + 1), and axes of length 1.
 Tensor half_weights(std::int64_t n, double ends, double middle, const Tensor& like, int axes_after) {
   const std::int64_t half = n / 2;
-  const Tensor k = cumsum(ones({half + 1}, int64, like.device()), 0) - 1;  // unlike arange(), can be captured
+  const Tensor k = arange(static_cast<double>(half + 1), int64, like.device());
   const Tensor is_end = logical_or(eq(k, 0), eq(2 * k, static_cast<double>(n)));
   Shape shape{half + 1};
   for (int i = 0; i < axes_after; ++i) {

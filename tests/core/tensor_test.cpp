@@ -94,6 +94,7 @@ TEST(Tensor, CreationOnEveryDeviceAndDtype) {
     expect_close(arange(2, 5, 1, int32, device), {2, 3, 4}, 0, 0);
     expect_close(arange(1, 0, -0.25, float64, device), {1, 0.75, 0.5, 0.25}, 0, 0);
     EXPECT_EQ(arange(3, 3, 1).numel(), 0);
+    EXPECT_EQ(to_vector<float>(arange(0.1, 5, 0.3, float32, device)), to_vector<float>(arange(0.1, 5, 0.3, float32)));
     EXPECT_EQ(full({}, 2.5, float64, device).item(), 2.5);
     EXPECT_EQ(full_like(zeros({2, 2}, bfloat16, device), 3).device(), device);
   }

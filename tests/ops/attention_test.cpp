@@ -129,7 +129,8 @@ TEST(Attention, Window) {
   for (const Device device : test_devices()) {
     for (const auto& [queries, keys, offset, window] :
          {Case{9, 9, 0, 4}, Case{9, 9, 0, 9}, Case{200, 200, 0, 1}, Case{200, 200, 0, 70}, Case{1, 90, 89, 7},
-          Case{150, 330, 180, 100}, Case{150, 100, 20, 30}, Case{140, 60, -70, 10}}) {
+          Case{150, 330, 180, 100}, Case{150, 100, 20, 30}, Case{140, 60, -70, 10}, Case{128, 128, 0, 40},
+          Case{64, 192, 128, 50}}) {
       for (const DType dtype : {float64, bfloat16}) {
         for (const int mask_kind : {0, 1, 2, 3}) {  // none, boolean, of keys only, floating
           const std::string what = fmt::format("{} {} keys {} offset {} window {} mask {} {} {}", queries, keys, keys,
@@ -151,9 +152,13 @@ TEST(Attention, Window) {
           }
           const auto run = [&](const AttentionOptions& options) {
             Tensors results{scaled_dot_product_attention(q, k, v, options)};
-            for (const Tensor& gradient : autograd::grad({results[0]}, {q, k, v}, {dy})) {
-              results.push_back(gradient);
-            }
+            const auto add_gradients = [&](const Tensor& y, autograd::GradOptions kind) {
+              for (const Tensor& gradient : autograd::grad({y}, {q, k, v}, {dy}, kind)) {
+                results.push_back(gradient);
+              }
+            };
+            add_gradients(results[0], {.retain_graph = true});
+            add_gradients(autograd::grad({results[0]}, {q}, {dy}, {.create_graph = true})[0], {});
             return results;
           };
           const Tensors got = run({.causal = true, .causal_offset = offset, .window = window, .mask = mask});

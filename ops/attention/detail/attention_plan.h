@@ -23,12 +23,14 @@ struct AttentionProblem {
   std::int64_t value_width = 0;  // Dv
   bool masked = false;           // there is a mask tensor
   bool mask_gradient = false;    // its gradient is needed
+  bool windowed = false;         // there is a window that does not reach all keys
   bool drops = false;            // there is dropout
   bool capped = false;           // the scores are capped
   bool empty = false;            // q, k or v has no elements
 };
 
 /// The implementations that support a call, best first. `composed` is always included, and alone for capped scores.
+/// For a window it stands for attention by blocks of queries.
 /// Whether cuDNN and the flash kernel are available, and support the strides, is checked separately.
 ///
 /// On the CPU, the backward of the blocked kernel has one thread per key head, so composed attention is faster with few

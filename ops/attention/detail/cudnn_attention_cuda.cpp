@@ -28,6 +28,7 @@ struct Problem {
   double scale = 1;
   bool causal = false;
   std::int64_t causal_offset = 0;
+  std::int64_t window = 0;
   bool has_lse = false;
   bool deterministic = true;
 
@@ -135,24 +136,36 @@ class Builder {
   Node exp(Node x) { return g_.pointwise(CUDNN_POINTWISE_EXP, x, inner(scores_)); }
   Node scaled(Node x) { return pointwise(CUDNN_POINTWISE_MUL, x, g_.scalar(static_cast<float>(p_.scale))); }
 
-  // Sets the scores of keys after the query to −inf, for causal attention.
+  // Sets the scores of keys after the query to −inf for causal attention, and those of keys before the window.
   Node masked(Node scores) {
     if (!p_.causal) {
       return scores;
     }
-    const auto integers = [&] { return g_.inner(CUDNN_DATA_INT32, scores_); };
-    Node row = g_.index(scores, 2, integers());
-    const Node column = g_.index(scores, 3, integers());
+    const auto keep_where = [&](cudnnPointwiseMode_t compare, Node a, Node b) {
+      const Node seen = g_.pointwise(compare, a, b, g_.inner(CUDNN_DATA_BOOLEAN, scores_), CUDNN_DATA_BOOLEAN);
+      const Node never = g_.scalar(-std::numeric_limits<float>::infinity());
+      scores = g_.select(scores, never, seen, inner(scores_));
+    };
+    const auto index = [&](std::int64_t axis) { return g_.index(scores, axis, g_.inner(CUDNN_DATA_INT32, scores_)); };
+    const auto sum = [&](Node x, std::int64_t number, cudnnPointwiseMode_t mode = CUDNN_POINTWISE_ADD) {
+      return g_.pointwise(mode, x, g_.scalar(static_cast<std::int32_t>(number)), g_.inner(CUDNN_DATA_INT32, scores_),
+                          CUDNN_DATA_INT32);
+    };
+    Node row = index(2);
+    const Node column = index(3);
     if (p_.causal_offset != 0) {
-      const Node keys = g_.scalar(static_cast<std::int32_t>(p_.k[2]));
-      const Node queries = g_.scalar(static_cast<std::int32_t>(p_.q[2]));
-      row = g_.pointwise(CUDNN_POINTWISE_ADD, row, keys, integers(), CUDNN_DATA_INT32);
-      row = g_.pointwise(CUDNN_POINTWISE_SUB, row, queries, integers(), CUDNN_DATA_INT32);
+      row = sum(sum(row, p_.k[2]), p_.q[2], CUDNN_POINTWISE_SUB);
     }
-    const Node seen =
-        g_.pointwise(CUDNN_POINTWISE_CMP_GE, row, column, g_.inner(CUDNN_DATA_BOOLEAN, scores_), CUDNN_DATA_BOOLEAN);
-    const Node never = g_.scalar(-std::numeric_limits<float>::infinity());
-    return g_.select(scores, never, seen, inner(scores_));
+    keep_where(CUDNN_POINTWISE_CMP_GE, row, column);
+    if (p_.window > 0) {
+      const Node last_row = index(2);
+      Node end = sum(index(3), p_.window);
+      if (p_.causal_offset != 0) {
+        end = sum(sum(end, p_.k[2], CUDNN_POINTWISE_SUB), p_.q[2]);
+      }
+      keep_where(CUDNN_POINTWISE_CMP_GT, end, last_row);
+    }
+    return scores;
   }
 
   // Transposes (B, H, T, S) to (B, H, S, T) and rounds to 16 bits for the tensor cores.
@@ -190,6 +203,7 @@ Problem problem_of(const FusedAttention& args) {
           .scale = args.scale,
           .causal = args.causal,
           .causal_offset = args.causal ? args.causal_offset : 0,
+          .window = args.window,
           .has_lse = args.lse.defined()};
 }
 
@@ -209,6 +223,7 @@ Problem problem_of(const FusedAttentionBackward& args) {
           .scale = args.scale,
           .causal = args.causal,
           .causal_offset = args.causal ? args.causal_offset : 0,
+          .window = args.window,
           .has_lse = true};
 }
 

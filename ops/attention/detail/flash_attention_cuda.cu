@@ -163,8 +163,8 @@ bool flash_attention_supports(Cuda, const FusedAttention& problem) {
   const auto is_usable = [&](const Tensor& x) {
     return x.defined() && x.dim() == 4 && x.numel() > 0 && x.dtype() == q.dtype() && flash::has_aligned_rows(x);
   };
-  if ((q.dtype() != float16 && q.dtype() != bfloat16) || !is_usable(q) || !is_usable(k) || !is_usable(problem.v) ||
-      !is_usable(problem.out)) {
+  if (problem.window > 0 || (q.dtype() != float16 && q.dtype() != bfloat16) || !is_usable(q) || !is_usable(k) ||
+      !is_usable(problem.v) || !is_usable(problem.out)) {
     return false;
   }
   if (const Tensor& mask = problem.mask; mask.defined()) {

@@ -22,6 +22,7 @@ struct FusedAttention {
   double scale = 1;
   bool causal = false;             ///< query t sees only keys 0 to t + causal_offset
   std::int64_t causal_offset = 0;  ///< 0 aligns the first query with the first key, S - T the last with the last
+  std::int64_t window = 0;         ///< if causal: query t sees only the last `window` of its keys; 0: all
   Tensor mask{};  ///< (B, H, T, S), any strides; boolean (true: the query sees the key), or float32 or of q's dtype
                   ///< (added to the scaled scores); undefined: no mask
   WeightDropout dropout{};  ///< applied to the weights before the product with v; lse includes dropped weights
@@ -34,6 +35,7 @@ struct FusedAttentionBackward {
   double scale = 1;
   bool causal = false;
   std::int64_t causal_offset = 0;
+  std::int64_t window = 0;
   Tensor mask{};
   WeightDropout dropout{};
 };
