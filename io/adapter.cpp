@@ -646,13 +646,37 @@ class AdapterLoader {
   std::string problems_;
 };
 
-void load_adapter_of(nn::Module& model, const detail::FileTensors& files, const std::filesystem::path& folder) {
+// PEFT adapts a layer of the files that the model has in parts (Phi 3). Each part gets the whole lora_A, and its rows
+// of the other tensors.
+void split_adapters(const std::vector<detail::FusedRows>& fused, StateDict& state, const std::string& what) {
+  constexpr std::string_view kDown = ".lora_A.weight";
+  for (const detail::FusedRows& f : fused) {
+    for (auto at = state.begin(); at != state.end();) {
+      const auto [before, after] = detail::around_layer(at->first, f.layer);
+      if (after != kDown) {
+        ++at;
+        continue;
+      }
+      const Tensor down = at->second;
+      at = state.erase(at);
+      for (const auto& [part, rows] : f.parts) {
+        state.emplace(fmt::format("{}{}{}", before, part, after), down);
+      }
+    }
+  }
+  detail::split_rows(
+      fused, state, [](Tensor& tensor) -> Tensor& { return tensor; }, what);
+}
+
+void load_adapter_of(nn::Module& model, const detail::FileTensors& files, const std::vector<detail::FusedRows>& fused,
+                     const std::filesystem::path& folder) {
   check_folder(folder, "load_adapter");
   const std::string config_file = detail::description_file(folder, kConfigFile, checksum_in).string(),
                     weights_file = (folder / kWeightsFile).string();
   const AdapterConfig config(read_json(config_file, 1 << 20), config_file);
-  const StateDict state = load(weights_file);
+  StateDict state = load(weights_file);
   check(nn::adapted_layers(model).empty(), "load_adapter: the model already has adapters");
+  split_adapters(fused, state, "load_adapter: " + weights_file);
   AdapterLoader(model, files, config, config_file).load(state, weights_file);
 }
 
@@ -666,7 +690,10 @@ void save_adapter(ModelReference model, const std::filesystem::path& folder, con
 }
 
 void load_adapter(ModelReference model, const std::filesystem::path& folder) {
-  model.visit([&](auto& m) { load_adapter_of(m, detail::family_of(m.config).files(m.config), folder); });
+  model.visit([&](auto& m) {
+    const auto& family = detail::family_of(m.config);
+    load_adapter_of(m, family.files(m.config), family.fused(m.config), folder);
+  });
 }
 
 }  // namespace mica::io

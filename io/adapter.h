@@ -12,7 +12,8 @@ namespace mica::io {
 
 /// Writes the adapters of a model so that PEFT's from_pretrained() and load_adapter() can read them. Creates the folder
 /// if needed. `base_model` is the name or folder of the model that they belong to, as PEFT expects it. However the
-/// process ends, load_adapter() finds the old adapters or the new ones, whole.
+/// process ends, load_adapter() finds the old adapters or the new ones, whole. PEFT cannot read those of a layer that
+/// is a part of one in transformers' model (Phi 3's q_proj).
 ///
 /// Layers may have different ranks and alphas (rank_pattern and alpha_pattern). Other parameters that require a
 /// gradient are written, too: biases of the adapted layers or all biases (`bias`), and whole modules (modules_to_save).

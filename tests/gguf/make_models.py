@@ -133,7 +133,7 @@ if __name__ == "__main__":
           tie_word_embeddings=True, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25,
           logits_scaling=2.0), gguf.GGMLQuantizationType.BF16)
     write("olmo2.gguf", transformers.Olmo2Config(**SIZES, **tokens), gguf.GGMLQuantizationType.BF16)
-    write("starcoder2.gguf", transformers.Starcoder2Config(**{key: SIZES[key] for key in SIZES if key != "rms_norm_eps"},
-          **tokens, rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1000.0)),
-          gguf.GGMLQuantizationType.BF16)
+    sizes = {key: value for key, value in SIZES.items() if key != "rms_norm_eps"}
+    write("starcoder2.gguf", transformers.Starcoder2Config(**sizes, **tokens, rope_parameters=dict(
+          rope_type="linear", factor=4.0, rope_theta=1000.0)), gguf.GGMLQuantizationType.BF16)
     write("qwen3.gguf", transformers.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=False))

@@ -180,6 +180,30 @@ TEST_F(Adapter, FeaturesOfPeft) {
   }
 }
 
+// PEFT's adapters of qkv_proj and gate_up_proj.
+TEST_F(Adapter, OfFusedLayers) {
+  const io::JsonValue about = io::read_json(kAdapters / "phi" / "losses.json", 1 << 20);
+  const double expected = number_of((*about.find("losses")->as<io::JsonValue::Array>())[0]);
+  const StateDict data = io::load(kFixtures / "phi3" / "expected.safetensors");
+  const auto loss_of = [&](const nn::Llama& model) { return model.loss(data.at("tokens"), data.at("targets")).item(); };
+  nn::Llama model = io::load_pretrained<nn::Llama>(kFixtures / "phi3", {.dtype = float64});
+  const double before = loss_of(model);
+  io::load_adapter(model, kAdapters / "phi");
+  EXPECT_EQ(nn::adapted_layers(model).size(), 2 * 6U);
+  EXPECT_NEAR(loss_of(model), expected, 1e-7);
+  EXPECT_GT(std::abs(before - expected), 1e-3);
+  io::save_adapter(model, folder_);  // as adapters of the parts
+  nn::Llama again = io::load_pretrained<nn::Llama>(kFixtures / "phi3", {.dtype = float64});
+  io::load_adapter(again, folder_);
+  EXPECT_EQ(loss_of(again), loss_of(model));
+  StateDict state = io::load(kAdapters / "phi" / "adapter_model.safetensors");
+  const std::string up = "base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight";
+  state.at(up) = slice(state.at(up), 0, 0, 30);
+  io::save(folder_ / "adapter_model.safetensors", state);
+  nn::Llama fresh = io::load_pretrained<nn::Llama>(kFixtures / "phi3");
+  expect_error([&] { io::load_adapter(fresh, folder_); }, "expected \"" + up + "\" to have 32 rows, got shape [30, 3]");
+}
+
 TEST_F(Adapter, DoraStartsAtTheModel) {
   for (const Device device : test_devices()) {
     nn::Llama model = io::load_pretrained<nn::Llama>(kFixtures / "llama3", {.device = device});

@@ -29,6 +29,8 @@ FEATURES = {
                             modules_to_save=["embed_tokens", "model.norm"])),
     "biases": ("gpt2", dict(target_modules=["c_attn", "mlp.c_proj"], r=2, lora_alpha=3, use_dora=True, bias="all",
                             modules_to_save=["ln_f", "mlp.c_fc"], fan_in_fan_out=True)),
+    # mica has these layers in parts, each with a lora_A of its own, so only the first loss is the same.
+    "phi": ("phi3", dict(target_modules=["qkv_proj", "gate_up_proj", "o_proj"], r=3, lora_alpha=4, use_dora=True)),
 }
 FEATURE_STEPS = 20
 TARGETS = {"gpt2": ["c_attn", "mlp.c_proj"], "llama3": ["q_proj", "v_proj", "down_proj"]}
@@ -72,8 +74,8 @@ def random_adapter(name):
     return model, base_name
 
 
-def write_features():
-    for name in FEATURES:
+def write_features(names):
+    for name in names:
         model, base_name = random_adapter(name)
         save(model, ADAPTERS / name, base_name)
         data = load_file(FOLDER / base_name / "expected.safetensors")
@@ -102,11 +104,11 @@ def write_classifier():
 
 def main():
     torch.set_num_threads(1)
-    if sys.argv[1:] == ["features"]:  # only those with random values
-        write_features()
+    if sys.argv[1:2] == ["features"]:  # only those with random values, or some of them
+        write_features(sys.argv[2:] or FEATURES)
         return write_classifier()
     shutil.rmtree(ADAPTERS, ignore_errors=True)
-    write_features()
+    write_features(FEATURES)
     write_classifier()
     for name, targets in TARGETS.items():
         torch.manual_seed(sum(name.encode()))
