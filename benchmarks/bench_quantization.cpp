@@ -62,7 +62,7 @@ double bits_of(nn::Llama& model) {
 }
 
 struct Settings {
-  std::string model, data;
+  std::string model, data, only;
   std::int64_t tokens = 768, skip = 0, seeds = 1, steps = 0;
   bool noise = false;
 };
@@ -98,6 +98,7 @@ void run(const Settings& s) {
 
   std::vector<std::pair<std::string, Result>> results;
   Tensor exact_predictions;  // log probabilities (tokens, vocab) of float32
+  const auto is_wanted = [&](const std::string& name) { return name.find(s.only) != std::string::npos; };
   const auto add = [&](const std::string& name, nn::Llama& model) {
     auto at = std::find_if(results.begin(), results.end(), [&](const auto& each) { return each.first == name; });
     if (at == results.end()) {
@@ -113,7 +114,7 @@ void run(const Settings& s) {
     at->second.bits = bits_of(model);
     at->second.loss += loss;
     at->second.square += loss * loss;
-    if (s.steps > 0) {
+    if (s.steps > 0 && name != "float32") {
       at->second.steps += loss_of_steps(model, tokens, targets, s.steps, false);
       at->second.rounded += loss_of_steps(model, tokens, targets, s.steps, true);
     }
@@ -131,9 +132,11 @@ void run(const Settings& s) {
     add("float32", exact);
     using Scheme = QuantizationScheme;
     const auto add_quantized = [&](const std::string& name, const auto& quantize) {
-      nn::Llama model = nn::clone(exact);
-      quantize(model);
-      add(name, model);
+      if (is_wanted(name)) {
+        nn::Llama model = nn::clone(exact);
+        quantize(model);
+        add(name, model);
+      }
     };
     add_quantized("4 bits, on the CPU", [](nn::Llama& model) { nn::quantize(model, 4); });
     for (const auto& [name, options, head] : {std::tuple{"4 bits, on a GPU", QuantizeOptions{}, 8},
@@ -147,6 +150,9 @@ void run(const Settings& s) {
     for (const auto& [name, type, head] :
          {std::tuple{"GGUF Q4_0, head in Q8_0", io::GgufType::q4_0, io::GgufType::q8_0},
           {"GGUF Q8_0", io::GgufType::q8_0, io::GgufType::q8_0}}) {
+      if (!is_wanted(name)) {
+        continue;
+      }
       const std::map<std::string, io::GgufType> types{{"token_embd.weight", head}, {"output.weight", head}};
       io::save_gguf(file, exact, {}, {.matrices = type, .vectors = io::GgufType::f32, .types = types});
       nn::Llama model = io::load_pretrained<nn::Llama>(file, {.dtype = float32});
@@ -176,6 +182,7 @@ int main(int argc, char** argv) {
   command_line.add_option("--skip", s.skip, "Bytes of the text to skip").at_least(0);
   command_line.add_option("--seeds", s.seeds, "Number of times, with other noise; results are means").at_least(1);
   command_line.add_option("--steps", s.steps, "Number of tokens that are also read one at a time").at_least(0);
+  command_line.add_option("--only", s.only, "Only formats whose name contains this");
   command_line.add_flag("--noise", s.noise, "Take the weights of a file of 4 bits off their grid");
   return command_line.run(argc, argv, [&] { run(s); });
 }
