@@ -12,5 +12,15 @@ endforeach()
 list(TRANSFORM mica_public_headers REPLACE "(.+)" "#include <mica/\\1>")
 list(JOIN mica_public_headers "\n" mica_includes)
 set(MICA_GENERATED_INCLUDE "${PROJECT_BINARY_DIR}/generated")
+# With an older standard, compilers would report hundreds of errors. A missing file, unlike #error, is the only one.
 file(CONFIGURE OUTPUT "${MICA_GENERATED_INCLUDE}/mica/mica.h" @ONLY
-     CONTENT "#pragma once\n\n// All of mica's public headers; written by cmake/MicaUmbrella.cmake.\n\n@mica_includes@\n")
+     CONTENT "#pragma once
+
+// All of mica's public headers; written by cmake/MicaUmbrella.cmake.
+
+#if __cplusplus < 202002L
+#include \"mica needs C++20: compile with -std=c++20\"
+#endif
+
+@mica_includes@
+")

@@ -10,6 +10,7 @@
 
 #include <mica/io/csv.h>
 #include <mica/io/detail/in_quotes.h>
+#include <mica/io/detail/real_number.h>
 #include <mica/io/file.h>
 
 namespace mica::io {
@@ -35,9 +36,14 @@ bool to_number(std::string_view text, T& value) {
     text.remove_prefix(1);
   }
   std::conditional_t<std::is_floating_point_v<T>, double, T> number{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::from_chars_result read{};
+  if constexpr (std::is_floating_point_v<T>) {
+    read = detail::real_from_chars(text.data(), text.data() + text.size(), number);
+  } else {
+    read = std::from_chars(text.data(), text.data() + text.size(), number);
+  }
   value = static_cast<T>(number);
-  return error == std::errc() && end == text.data() + text.size() &&
+  return read.ec == std::errc() && read.ptr == text.data() + text.size() &&
          (!std::is_floating_point_v<T> ||
           std::isinf(static_cast<double>(value)) == std::isinf(static_cast<double>(number)));
 }

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 
@@ -500,11 +501,18 @@ std::vector<std::vector<std::int64_t>> Tokenizer::encode_batch(std::span<const s
   };
   const auto count = std::min(static_cast<std::size_t>(threads == 0 ? num_threads() : threads), texts.size());
   {
-    std::vector<std::jthread> workers;
-    for (std::size_t i = 1; i < count; ++i) {
-      workers.emplace_back(work);
+    std::vector<std::thread> workers;
+    workers.reserve(count);
+    try {
+      for (std::size_t i = 1; i < count; ++i) {
+        workers.emplace_back(work);
+      }
+    } catch (const std::system_error&) {  // no more threads: those that started do the work
     }
     work();
+    for (std::thread& worker : workers) {
+      worker.join();
+    }
   }
   if (error) {
     std::rethrow_exception(error);

@@ -1,12 +1,12 @@
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cmath>
 #include <iterator>
 #include <type_traits>
 #include <variant>
 
 #include <mica/io/detail/gguf_entries.h>
+#include <mica/io/detail/real_number.h>
 
 namespace mica::io::detail {
 
@@ -17,7 +17,7 @@ double as_written(float x) {
   fmt::memory_buffer text;  // unlike strtod, fmt and from_chars do not depend on the locale
   fmt::format_to(std::back_inserter(text), "{}", x);
   double value = x;
-  std::from_chars(text.begin(), text.end(), value);
+  real_from_chars(text.begin(), text.end(), value);
   return value;
 }
 

@@ -10,6 +10,7 @@
 #include <mica/core/check.h>
 #include <mica/io/detail/in_quotes.h>
 #include <mica/io/detail/jinja_functions.h>
+#include <mica/io/detail/real_number.h>
 #include <mica/io/detail/unicode.h>
 
 namespace mica::io::detail::jinja {
@@ -917,7 +918,7 @@ Value Machine::call_filter(const std::string& name, const Value& value, const Ar
           is_int && error == std::errc() && last == end) {
         return whole;
       }
-      const auto [last, error] = std::from_chars(begin, end, number);
+      const auto [last, error] = io::detail::real_from_chars(begin, end, number);
       if (error != std::errc() || last != end || own.empty()) {
         return otherwise;
       }

@@ -8,6 +8,7 @@
 #include <mica/core/check.h>
 #include <mica/io/detail/in_quotes.h>
 #include <mica/io/detail/jinja_tree.h>
+#include <mica/io/detail/real_number.h>
 #include <mica/io/detail/unicode.h>
 
 namespace mica::io::detail::jinja {
@@ -501,7 +502,7 @@ class Parser {
     } else if (is(Token::Kind::real)) {
       double value = 0;
       const std::string& text = now().text;
-      std::from_chars(text.data(), text.data() + text.size(), value);
+      io::detail::real_from_chars(text.data(), text.data() + text.size(), value);
       node->constant = value;
       next();
     } else if (take_sign("(")) {
