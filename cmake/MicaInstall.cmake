@@ -1,9 +1,12 @@
-# cmake --install: the library, its headers in the layout of the source tree, and the files for find_package(mica).
+# cmake --install: the library, its headers in the layout of the source tree, and the files for find_package(mica) and
+# pkg-config. Packages consist of the components library, development and tools.
 
 include(CMakePackageConfigHelpers)
 
 set(mica_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/mica")
-install(TARGETS mica EXPORT mica-targets)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
+install(TARGETS mica EXPORT mica-targets LIBRARY COMPONENT library NAMELINK_COMPONENT development)
+install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 install(DIRECTORY ${mica_folders} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica"
         FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 install(FILES "${MICA_GENERATED_INCLUDE}/mica/mica.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/mica")
@@ -14,3 +17,54 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/mica-config-version.cmak
 install(FILES "${PROJECT_BINARY_DIR}/mica-config.cmake" "${PROJECT_BINARY_DIR}/mica-config-version.cmake"
         DESTINATION "${mica_cmake_dir}")
 install(EXPORT mica-targets NAMESPACE mica:: DESTINATION "${mica_cmake_dir}")
+
+# For programs that are not built by CMake. The static library does not name the libraries that it needs.
+file(RELATIVE_PATH mica_pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /)
+string(REGEX REPLACE "/$" "" mica_pc_prefix "${mica_pc_prefix}")
+set(mica_pc_libs "")
+if(mica_type STREQUAL "STATIC_LIBRARY")
+  set(mica_pc_libs ${MICA_UTF8PROC_LIBRARY} -pthread -ldl)
+  foreach(library "LIBBACKTRACE;backtrace" "PNG;png" "JPEG;jpeg" "ZLIB;z")
+    list(GET library 0 name)
+    list(GET library 1 file)
+    if(MICA_WITH_${name})
+      list(APPEND mica_pc_libs -l${file})
+    endif()
+  endforeach()
+  if(MICA_WITH_MPI)
+    list(APPEND mica_pc_libs ${MPI_CXX_LIBRARIES})
+  endif()
+  if(MICA_WITH_CUDA)
+    list(APPEND mica_pc_libs -L${CUDAToolkit_LIBRARY_DIR} -lcudart -lcublas -lcublasLt -lcusolver -lcufft)
+    if(MICA_WITH_CUDNN)
+      list(APPEND mica_pc_libs ${MICA_CUDNN_LIBRARY})
+    endif()
+    if(MICA_WITH_NCCL)
+      list(APPEND mica_pc_libs ${MICA_NCCL_LIBRARY})
+    endif()
+  endif()
+elseif(MICA_WITH_CUDA)
+  set(mica_pc_libs -L${CUDAToolkit_LIBRARY_DIR} -lcudart)
+endif()
+list(JOIN mica_pc_libs " " mica_pc_libs)
+configure_file(cmake/mica.pc.in "${PROJECT_BINARY_DIR}/mica.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/mica.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+
+# Programs that have been built, under names that do not collide with others': mica-generate.
+if(MICA_EXAMPLES)
+  set(mica_programs train_transformer train_image generate embed finetune)
+  file(RELATIVE_PATH mica_bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
+  set_target_properties(${mica_programs} PROPERTIES INSTALL_RPATH "$ORIGIN/${mica_bin_to_lib}")
+  install(TARGETS ${mica_programs} RUNTIME COMPONENT tools OPTIONAL)
+  foreach(program ${mica_programs})
+    string(REPLACE _ - name mica-${program})
+    install(CODE "set(bin \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
+      if(EXISTS \"\${bin}/${program}\")
+        file(RENAME \"\${bin}/${program}\" \"\${bin}/${name}\")
+      endif()" COMPONENT tools)
+  endforeach()
+endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  include(MicaPackage)
+endif()
