@@ -14,12 +14,12 @@ namespace mica::io {
 /// How a model makes one vector of a text, from the files that the Python package sentence-transformers writes beside
 /// the weights. See docs/pretrained.md.
 struct SentenceSettings {
-  std::filesystem::path model;                         ///< the folder with config.json, the weights and the tokenizer
+  std::filesystem::path model;                          ///< the folder with config.json, the weights and the tokenizer
   std::vector<nn::Pooling> pooling{nn::Pooling::mean};  ///< of several, the vectors are joined
-  bool normalize = false;                              ///< to vectors of length 1: mica::normalize(vectors)
-  std::optional<std::int64_t> max_length{};            ///< of a text in tokens: EncodeOptions::max_length
-  std::map<std::string, std::string> prompts{};        ///< by name: texts to put before each text
-  std::optional<std::string> default_prompt{};         ///< the name of the prompt to use if none is asked for
+  bool normalize = false;                               ///< to vectors of length 1: mica::normalize(vectors)
+  std::optional<std::int64_t> max_length{};             ///< of a text in tokens: EncodeOptions::max_length
+  std::map<std::string, std::string> prompts{};         ///< by name: texts to put before each text
+  std::optional<std::string> default_prompt{};          ///< the name of the prompt to use if none is asked for
 };
 
 /// Reads modules.json, the configuration of its modules (Transformer, Pooling and Normalize are supported),
